@@ -29,21 +29,21 @@
 
 mod cache_lines;
 pub mod codec_speed;
+mod key_rotation;
 mod plain;
 mod steps;
 mod threes;
 mod tile;
-mod turn;
 
 use cache_lines::Lines;
+pub use key_rotation::KeyRotation;
+pub(crate) use key_rotation::{turn_back, turn_on};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use plain::encode_from;
 pub(crate) use plain::{decode, encode, low_high};
 pub(crate) use steps::choose;
 pub(crate) use tile::Strip;
 pub use tile::{Tile, TileCodec, export, import};
-pub use turn::KeyRotation;
-pub(crate) use turn::{turn_back, turn_on};
 
 use crate::{
     cpu::{Dtype, Simd},
@@ -100,14 +100,14 @@ impl CodeBits {
 
 /// What a block is: all that its size follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Form {
+pub(crate) struct BlockShape {
     pub bits: CodeBits,
     pub side: Side,
     pub tokens: usize,
     pub dim: usize,
 }
 
-impl Form {
+impl BlockShape {
     /// Numbers of groups.
     pub(crate) fn groups(&self) -> usize {
         match self.side {
@@ -154,14 +154,14 @@ impl Form {
 
 /// Rows of a block as they lie in pages.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct BlockRows<'a> {
     pub rows: &'a [&'a [u8]],
     pub dtype: Dtype,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> BlockRows<'a> {
     /// Those of a block that lie one behind the other.
-    pub(crate) fn of(numbers: &'a [u8], form: Form, dtype: Dtype, slots: &'a mut [&'a [u8]; BLOCK]) -> Self {
+    pub(crate) fn of(numbers: &'a [u8], form: BlockShape, dtype: Dtype, slots: &'a mut [&'a [u8]; BLOCK]) -> Self {
         let rows = numbers.chunks_exact(form.dim * dtype.bytes());
         slots.iter_mut().zip(rows).for_each(|(slot, row)| *slot = row);
         Self { rows: &slots[..form.tokens], dtype }
@@ -182,7 +182,7 @@ pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, d
 /// Bytes of one block, or of that much as it lies in pages.
 pub(crate) fn block_bytes(codec: KvCodec, dtype: KvDtype, side: Side, tokens: usize, dim: usize) -> usize {
     match CodeBits::of(codec, tokens) {
-        Some(bits) => Form { bits, side, tokens, dim }.bytes(),
+        Some(bits) => BlockShape { bits, side, tokens, dim }.bytes(),
         None => tokens * dim * dtype.bytes(),
     }
 }
@@ -209,7 +209,13 @@ impl CodecScratch {
 }
 
 /// Packs a block's rows into `out`, which is as long as the block.
-pub(crate) fn pack(packing: TileCodec<'_>, form: Form, rows: Rows<'_>, scratch: &mut CodecScratch, out: &mut [u8]) {
+pub(crate) fn pack(
+    packing: TileCodec<'_>,
+    form: BlockShape,
+    rows: BlockRows<'_>,
+    scratch: &mut CodecScratch,
+    out: &mut [u8],
+) {
     scratch.fit(form.groups());
     let CodecScratch { low, high, step, shift, turned, halves } = scratch;
     let simd = packing.simd;
@@ -222,7 +228,7 @@ pub(crate) fn pack(packing: TileCodec<'_>, form: Form, rows: Rows<'_>, scratch: 
         Some(turn) => {
             let turned = bytemuck::cast_slice_mut(turned.fit(form.tokens * form.dim));
             simd.turn_back(turn, form, rows, turned, low, high);
-            Rows::of(turned, form, Dtype::F32, &mut slots)
+            BlockRows::of(turned, form, Dtype::F32, &mut slots)
         }
     };
     let (head, codes) = out.split_at_mut(form.head_bytes());
@@ -239,7 +245,7 @@ pub(crate) fn pack(packing: TileCodec<'_>, form: Form, rows: Rows<'_>, scratch: 
 /// A packed block whose steps are read.
 pub(crate) struct OpenedBlock<'a> {
     simd: Simd,
-    form: Form,
+    form: BlockShape,
     turn: Option<&'a KeyRotation>,
     /// Steps and shifts.
     scales: (&'a [f32], &'a [f32]),
@@ -250,7 +256,7 @@ pub(crate) struct OpenedBlock<'a> {
 /// Reads the steps of a packed block as long as its form says.
 pub(crate) fn open<'a>(
     packing: TileCodec<'a>,
-    form: Form,
+    form: BlockShape,
     packed: &'a [u8],
     scratch: &'a mut CodecScratch,
 ) -> OpenedBlock<'a> {

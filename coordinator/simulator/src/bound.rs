@@ -28,7 +28,7 @@ const PRICES: [f64; 6] = [0.0, 0.4, 0.7, 0.85, 0.93, 0.97];
 const THETA_STEPS: usize = 6;
 
 /// One kind's devices.
-struct Kind {
+struct DevicesOfKind {
     count: usize,
     memory: Bytes,
     /// The whole model without its head on so many devices side by side.
@@ -63,14 +63,14 @@ pub fn attainment(problem: &Problem) -> Option<f64> {
     Some(best)
 }
 
-fn kinds(problem: &Problem) -> Vec<Kind> {
-    let mut kinds: Vec<(KindId, Kind)> = Vec::new();
+fn kinds(problem: &Problem) -> Vec<DevicesOfKind> {
+    let mut kinds: Vec<(KindId, DevicesOfKind)> = Vec::new();
     // Without the head: which stage has it is the plan's choice, and a bound must not be wrong for any.
     let (layers, ends) = (problem.model.shape.layers, StageEnds { first: true, last: false });
     for id in problem.cluster.ids() {
         let instance = problem.cluster.instance(id);
         let place = kinds.iter().position(|(k, _)| *k == instance.kind).unwrap_or_else(|| {
-            kinds.push((instance.kind, Kind { count: 0, memory: problem.usable(id, 1), degrees: Vec::new() }));
+            kinds.push((instance.kind, DevicesOfKind { count: 0, memory: problem.usable(id, 1), degrees: Vec::new() }));
             kinds.len() - 1
         });
         let kind = &mut kinds[place].1;
@@ -122,7 +122,7 @@ fn kv_transfer(problem: &Problem) -> (Seconds, SecondsPerToken) {
 
 struct Relaxed<'p> {
     problem: &'p Problem,
-    kinds: &'p [Kind],
+    kinds: &'p [DevicesOfKind],
     /// Time of each request's prompt and of its later tokens on the fastest groups there could be.
     fastest: Vec<(Seconds, Seconds)>,
     /// The best link between two kinds: latency, and time for a token's activations.
@@ -147,7 +147,7 @@ impl RelaxedGroup<'_> {
 }
 
 impl<'p> Relaxed<'p> {
-    fn new(problem: &'p Problem, kinds: &'p [Kind]) -> Self {
+    fn new(problem: &'p Problem, kinds: &'p [DevicesOfKind]) -> Self {
         let all = || kinds.iter().flat_map(|k| &k.degrees);
         let prefill = all().map(|k| k.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default();
         let decode = all().map(|k| k.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default();

@@ -9,7 +9,7 @@ use super::{
     steps::SequenceShare,
     strategy::{self, Strategy},
 };
-use crate::{Time, policy::batching::Part};
+use crate::{Time, policy::batching::RequestPhase};
 use tsnode_protocol::{
     RequestId, Token,
     ring::{RingFrame, Step, StepEntry},
@@ -56,12 +56,12 @@ impl Batcher {
 
     /// Where a step has its draft tokens from. It is timed if it has a choice and nothing but answers.
     fn way(&mut self, now: Time, step: u64, shares: &[SequenceShare]) -> Strategy {
-        let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
+        let answers = shares.iter().filter(|s| s.part == RequestPhase::Answer).count();
         if self.config.speculation == Speculation::Never || !strategy::may_help(answers) {
             return Strategy::Plain;
         }
         let (mut found, mut wanting) = (false, false);
-        for share in shares.iter().filter(|s| s.part == Part::Answer) {
+        for share in shares.iter().filter(|s| s.part == RequestPhase::Answer) {
             let Some(sequence) = self.sequences.get_mut(&share.request) else { continue };
             found |= sequence.propose();
             wanting |= sequence.wants_drafts();

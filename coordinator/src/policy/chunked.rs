@@ -15,7 +15,7 @@
 
 use super::{
     batch_slots::{AnswerPlaces, PlacedAnswer},
-    batching::{Answered, Batch, BatchMember, Batching, Part, RequestNo, Seen, Stepwise, Task},
+    batching::{Answered, Batch, BatchMember, Batching, RequestNo, RequestPhase, Seen, Stepwise, Task},
     caps,
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -97,7 +97,7 @@ pub struct Chunked {
     /// Batches on their way and their chunks, the oldest first.
     batches: VecDeque<Batch>,
     chunks: VecDeque<(RequestNo, u32)>,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
 }
 
 impl Chunked {
@@ -261,7 +261,7 @@ impl Chunked {
         let tokens = (job.prompt - job.sent).min(*room);
         *room -= tokens;
         if job.sent == job.before {
-            self.starting.push((request, Part::Prompt));
+            self.starting.push((request, RequestPhase::Prompt));
         }
         let (before, after) = (u64::from(job.sent), u64::from(job.sent + tokens));
         job.sent += tokens;
@@ -273,7 +273,7 @@ impl Chunked {
         self.chunks.push_back((request, tokens));
     }
 
-    fn chunk_done(&mut self, (request, tokens): (RequestNo, u32), ended: &mut Vec<(RequestNo, Part)>) {
+    fn chunk_done(&mut self, (request, tokens): (RequestNo, u32), ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let Some(job) = self.jobs.get_mut(&request) else { return };
         job.done += tokens;
         if job.done == job.prompt {
@@ -281,7 +281,7 @@ impl Chunked {
             if let Some(place) = self.begun.iter().position(|r| *r == request) {
                 self.begun.remove(place);
             }
-            ended.push((request, Part::Prompt));
+            ended.push((request, RequestPhase::Prompt));
         }
     }
 }
@@ -297,7 +297,7 @@ impl Batching for Chunked {
         // What has memory before its prompt is known came from elsewhere.
         self.coming -= usize::from(job.held > 0 && job.prompt == 0);
         match task.part {
-            Part::Prompt => {
+            RequestPhase::Prompt => {
                 if self.begun.is_empty() && self.prompts.is_empty() {
                     self.burst = 0;
                 }
@@ -308,7 +308,7 @@ impl Batching for Chunked {
                 job.context = u64::from(job.prompt) + 1;
                 if job.held > 0 { &mut self.begun } else { &mut self.prompts }.push_back(task.request);
             }
-            Part::Answer => {
+            RequestPhase::Answer => {
                 job.answer = task.tokens;
                 self.waiting.push_back(task.request);
             }
@@ -367,11 +367,11 @@ impl Batching for Chunked {
         batch
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.starting.iter().for_each(|&(request, part)| starting(request, part));
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let Some(batch) = self.batches.pop_front() else { return };
         for _ in 0..batch.prompts {
             let Some(chunk) = self.chunks.pop_front() else { break };
@@ -408,7 +408,8 @@ impl Stepwise for Chunked {
         let Some(batch) = self.batches.back() else { return };
         self.answers.members(batch.answers, each);
         let before = self.chunks.len().saturating_sub(batch.prompts as usize);
-        let member = |&(request, tokens): &(RequestNo, u32)| BatchMember { request, part: Part::Prompt, tokens };
+        let member =
+            |&(request, tokens): &(RequestNo, u32)| BatchMember { request, part: RequestPhase::Prompt, tokens };
         self.chunks.range(before..).map(member).for_each(each);
     }
 
@@ -428,7 +429,7 @@ mod tests {
     use super::*;
     use crate::policy::batching::ServiceNo;
 
-    fn task(request: u32, part: Part, tokens: u32, answered: Answered) -> Task {
+    fn task(request: u32, part: RequestPhase, tokens: u32, answered: Answered) -> Task {
         let (request, memory) = (RequestNo(request), u64::from(tokens));
         Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory, answered }
     }
@@ -436,8 +437,8 @@ mod tests {
     /// Prompt tokens and answers of each step, in steps of ten tokens, where an answer runs and two prompts wait.
     fn steps(mut machine: Chunked, prompt: u32, steps: usize) -> Vec<(u64, u32)> {
         assert!(machine.reserve(RequestNo(0), 5));
-        machine.add(task(0, Part::Answer, 100, Answered::Here));
-        (1..3).for_each(|n| _ = machine.add(task(n, Part::Prompt, prompt, Answered::Elsewhere)));
+        machine.add(task(0, RequestPhase::Answer, 100, Answered::Here));
+        (1..3).for_each(|n| _ = machine.add(task(n, RequestPhase::Prompt, prompt, Answered::Elsewhere)));
         let mut next = || {
             let batch = machine.select();
             machine.ran(1, &mut Vec::new());

@@ -58,18 +58,18 @@ impl ReplayGate {
 
 /// A policy behind which the gate stands.
 #[derive(Debug)]
-pub(super) struct Gated {
+pub(super) struct GatedRouting {
     ways: Box<dyn Routing>,
     gate: ReplayGate,
 }
 
-impl Gated {
+impl GatedRouting {
     pub(super) fn new(ways: Box<dyn Routing>, gate: ReplayGate) -> Self {
         Self { ways, gate }
     }
 }
 
-impl Routing for Gated {
+impl Routing for GatedRouting {
     fn at(&mut self, now: Seconds) {
         self.ways.at(now);
     }
@@ -123,7 +123,7 @@ mod tests {
         let links = BTreeMap::from([((READS, WRITES), (Seconds(1e-3), BytesPerSecond(1e9)))]);
         let gate = ReplayGate { shape: sample::card().shape, element_bytes: 2, costs: vec![cost.into(); 2], links };
         let way = PhasePair { prefill: READS, decode: WRITES, share: 1.0 };
-        let mut gated = Gated::new(Box::new(Shares::new(vec![way], true)), gate);
+        let mut gated = GatedRouting::new(Box::new(Shares::new(vec![way], true)), gate);
         let reader = Seen { pending_tokens: at_reader, ..Seen::default() };
         let writer = Seen { running: answers, ..Seen::default() };
         let seen = |machine: MachineNo| if machine == READS { reader } else { writer };

@@ -55,10 +55,10 @@ impl PromptChunking {
     pub fn alone(self, config: &ParallelConfig, phase: Phase, prompt: Tokens) -> Seconds {
         let Self::Chunks { tokens, order } = self else { return config.latency.time(prompt) };
         let chunks = Chunks::of(tokens, order, phase, config.stages.len(), prompt);
-        let (mut slowest, mut longest, mut at) = (Seconds(0.0), Step { of: 0.0, squares: 0.0 }, Tokens(0.0));
+        let (mut slowest, mut longest, mut at) = (Seconds(0.0), PromptStep { of: 0.0, squares: 0.0 }, Tokens(0.0));
         while slowest <= Seconds(0.0) || at < prompt {
             let after = (at + chunks.next(prompt - at)).min(prompt);
-            let step = Step { of: after.0 - at.0, squares: after.0 * after.0 - at.0 * at.0 };
+            let step = PromptStep { of: after.0 - at.0, squares: after.0 * after.0 - at.0 * at.0 };
             slowest += step.time(&config.busy);
             if step.time(&config.latency) > longest.time(&config.latency) {
                 longest = step;
@@ -74,7 +74,7 @@ impl PromptChunking {
     pub fn behind(self, config: &ParallelConfig, phase: Phase, prompt: Tokens) -> Seconds {
         let Self::Chunks { tokens, order } = self else { return Seconds(0.0) };
         let own = prompt.min(Chunks::of(tokens, order, phase, config.stages.len(), prompt).next(prompt));
-        let step = |of: Tokens| Step { of: of.0, squares: of.0 * of.0 };
+        let step = |of: Tokens| PromptStep { of: of.0, squares: of.0 * of.0 };
         (step(tokens).others(config) - step(own).others(config)).max(Seconds(0.0))
     }
 
@@ -130,12 +130,12 @@ impl Chunks {
 
 /// Tokens of a prompt in a step, and pairs of them with all before.
 #[derive(Clone, Copy)]
-struct Step {
+struct PromptStep {
     of: f64,
     squares: f64,
 }
 
-impl Step {
+impl PromptStep {
     fn time(&self, cost: &Prefill) -> Seconds {
         cost.mean(Tokens(self.of), self.squares)
     }

@@ -6,7 +6,7 @@
 //! | `compiled.rs` | definitions compiled with them: norms, gates, turns and others |
 //! | `packed.rs` | quantised products |
 //! | `bytes.rs` | what they are made of: products of bytes, with and without instructions for them (AVX-VNNI) |
-//! | `turn.rs` | keys turned back and on for links |
+//! | `key_rotation.rs` | keys turned back and on for links |
 //! | `wire.rs` | KV packed for links |
 //!
 //! What has these instructions by `#[target_feature]` is called by who knows that the processor has them (`by_simd!`).
@@ -14,9 +14,9 @@
 
 mod bytes;
 mod compiled;
+mod key_rotation;
 mod packed;
 mod registers;
-mod turn;
 mod wire;
 
 use super::{
@@ -31,10 +31,10 @@ pub(super) use compiled::{
     softmax, turn_heads,
 };
 use half::bf16;
+pub(super) use key_rotation::{turn_back, turn_on};
 pub(super) use packed::{wide, wide_by_dots};
 pub(super) use registers::Avx2;
 use std::arch::x86_64::*;
-pub(super) use turn::{turn_back, turn_on};
 pub(super) use wire::{decode, encode, low_high};
 
 /// Bytes that weights are asked for before they are needed: the processor's own guesses end where a page of 4 KiB does.

@@ -11,13 +11,14 @@
 //! | `stored.rs` | how stored numbers become the lanes of two rows |
 //! | `exp.rs` | softmax and gates |
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
-//! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
+//! | `amx.rs` | quantised products of many rows, by tiles (AMX) |
 //! | `rounded.rs` | rounding rows to 8 bits |
 //! | `wire.rs` | KV packed for links |
 //!
 //! What has these instructions by `#[target_feature]` is called by who knows that the processor has them (`by_simd!`).
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
+pub(super) mod amx;
 mod attend;
 pub(super) mod bf16;
 pub(super) mod chunk;
@@ -28,7 +29,6 @@ mod registers;
 mod rounded;
 mod rows;
 mod stored;
-pub(super) mod tiles;
 mod wire;
 
 pub(super) use super::avx2::{

@@ -12,12 +12,12 @@ use super::{
     matrix::Dtype,
     packed::{Layout, Packed},
     plain,
-    quantised::{Part, Wide},
+    quantised::{ProductRange, Wide},
     rounded::{Filled, Rounded},
 };
 use crate::{
     rope::RopePairs,
-    wire::{Form, KeyRotation, Rows},
+    wire::{BlockRows, BlockShape, KeyRotation},
 };
 use half::bf16;
 use std::ops::Range;
@@ -109,7 +109,7 @@ impl Simd {
         #[cfg(target_arch = "x86_64")]
         if avx2::is_available() {
             let (dots, wider) = (avx2::has_dots(), avx512::is_available());
-            let (twos, tiles) = (wider && avx512::bf16::is_available(), wider && avx512::tiles::is_available());
+            let (twos, tiles) = (wider && avx512::bf16::is_available(), wider && avx512::amx::is_available());
             let more = [(Self::Avx2Dots, dots), (Self::Avx512, wider), (Self::Avx512Bf16, twos), (Self::Amx, tiles)];
             let more = more.into_iter().filter(|(_, has)| *has);
             return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
@@ -139,8 +139,8 @@ impl Simd {
     pub(crate) fn turn_back(
         self,
         turn: &KeyRotation,
-        form: Form,
-        rows: Rows<'_>,
+        form: BlockShape,
+        rows: BlockRows<'_>,
         out: &mut [u8],
         low: &mut [f32],
         high: &mut [f32],
@@ -162,14 +162,14 @@ impl Simd {
     }
 
     /// See [`wire::low_high`].
-    pub(crate) fn low_high(self, form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+    pub(crate) fn low_high(self, form: BlockShape, rows: BlockRows<'_>, low: &mut [f32], high: &mut [f32]) {
         by_simd!(self, low_high(form, rows, low, high));
     }
 
     /// See [`wire::choose`].
     pub(crate) fn choose(
         self,
-        form: Form,
+        form: BlockShape,
         low: &[f32],
         high: &[f32],
         head: &mut [u8],
@@ -180,14 +180,14 @@ impl Simd {
     }
 
     /// See [`wire::encode`].
-    pub(crate) fn encode(self, form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+    pub(crate) fn encode(self, form: BlockShape, rows: BlockRows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
         by_simd!(self, encode(form, rows, inverse, zero, codes));
     }
 
     /// See [`wire::decode`].
     pub(crate) fn decode(
         self,
-        form: Form,
+        form: BlockShape,
         codes: &[u8],
         first: usize,
         scales: (&[f32], &[f32]),
@@ -221,7 +221,7 @@ impl Simd {
         by_simd!(self, round(layout, x, out));
     }
 
-    pub(super) fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+    pub(super) fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx2Dots {
             return avx2::wide_by_dots(w, panel, x, part, out);
@@ -289,7 +289,7 @@ impl Simd {
     pub(super) fn tiles(self, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Amx {
-            avx512::tiles::panels(x, w, panels, out);
+            avx512::amx::panels(x, w, panels, out);
         }
     }
 }

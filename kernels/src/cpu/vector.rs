@@ -110,7 +110,7 @@ macro_rules! instructions {
 pub(super) use instructions;
 
 /// How numbers are stored.
-pub(super) trait Stored {
+pub(super) trait StoredNumber {
     /// Of a number.
     const BYTES: usize;
 
@@ -125,7 +125,7 @@ macro_rules! stored {
     ($($dtype:ident of $bytes:literal by $load:ident;)*) => {$(
         pub(super) struct $dtype;
 
-        impl Stored for $dtype {
+        impl StoredNumber for $dtype {
             const BYTES: usize = $bytes;
             #[inline(always)]
             unsafe fn load<V: Vector>(by: V, at: *const u8) -> V::Numbers {

@@ -1,11 +1,11 @@
 //! The definition: ranges, codes and numbers, one after the other.
 
-use super::{Cell, Form, GROUP, Rows, Side};
+use super::{BlockRows, BlockShape, Cell, GROUP, Side};
 use crate::cpu::Dtype;
 use half::{bf16, f16};
 
 /// The least and the largest number of each group; those that are infinite or none have no say.
-pub(crate) fn low_high(form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+pub(crate) fn low_high(form: BlockShape, rows: BlockRows<'_>, low: &mut [f32], high: &mut [f32]) {
     low.fill(f32::INFINITY);
     high.fill(f32::NEG_INFINITY);
     for (t, row) in rows.rows.iter().enumerate() {
@@ -24,7 +24,7 @@ pub(crate) fn low_high(form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [
     }
 }
 
-fn group(form: Form, token: usize, channel: usize) -> usize {
+fn group(form: BlockShape, token: usize, channel: usize) -> usize {
     match form.side {
         Side::Keys => channel,
         Side::Values => token * form.dim.div_ceil(GROUP) + channel / GROUP,
@@ -32,12 +32,19 @@ fn group(form: Form, token: usize, channel: usize) -> usize {
 }
 
 /// Codes of all rows.
-pub(crate) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+pub(crate) fn encode(form: BlockShape, rows: BlockRows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
     encode_from(0, form, rows, inverse, zero, codes);
 }
 
 /// Codes of the rows from `first` on, which is even.
-pub(crate) fn encode_from(first: usize, form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+pub(crate) fn encode_from(
+    first: usize,
+    form: BlockShape,
+    rows: BlockRows<'_>,
+    inverse: &[f32],
+    zero: &[f32],
+    codes: &mut [u8],
+) {
     let code = |t: usize, c: usize| {
         let group = group(form, t, c);
         nearest(rows.dtype.get(rows.rows[t], c).mul_add(inverse[group], -zero[group]))
@@ -75,13 +82,27 @@ fn nearest(x: f32) -> i32 {
 }
 
 /// The numbers of rows from the `first` on, as many as `out` has room for, from the steps and shifts of all groups.
-pub(crate) fn decode(form: Form, codes: &[u8], first: usize, scales: (&[f32], &[f32]), dtype: Dtype, out: &mut [u8]) {
+pub(crate) fn decode(
+    form: BlockShape,
+    codes: &[u8],
+    first: usize,
+    scales: (&[f32], &[f32]),
+    dtype: Dtype,
+    out: &mut [u8],
+) {
     for (n, out) in out.chunks_exact_mut(form.dim * dtype.bytes()).enumerate() {
         decode_row(form, codes, first + n, scales, dtype, out);
     }
 }
 
-fn decode_row(form: Form, codes: &[u8], row: usize, (step, shift): (&[f32], &[f32]), dtype: Dtype, out: &mut [u8]) {
+fn decode_row(
+    form: BlockShape,
+    codes: &[u8],
+    row: usize,
+    (step, shift): (&[f32], &[f32]),
+    dtype: Dtype,
+    out: &mut [u8],
+) {
     let dim = form.dim;
     let half = dim.div_ceil(2);
     let code = |c: usize| match form.cell() {

@@ -7,7 +7,7 @@
 //! (docs/design/decisions/four-bits.md). For the same reason the ends of a channel of keys lie near codes: its step is the nearest one, not the
 //! next larger, and its zero counts sixteenths of a step.
 
-use super::{CodeBits, Form, Side};
+use super::{BlockShape, CodeBits, Side};
 
 /// Mantissa bits of a single-precision number that a step does not have.
 const CUT: u32 = 18;
@@ -40,7 +40,14 @@ fn step(name: i32) -> f32 {
 /// Chooses steps and zeros for groups of these ranges, and writes them down. `inverse` and `zero` are what rows are
 /// encoded with: a number's code is `x · inverse - zero`, rounded.
 #[inline(always)]
-pub(crate) fn choose(form: Form, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
+pub(crate) fn choose(
+    form: BlockShape,
+    low: &[f32],
+    high: &[f32],
+    head: &mut [u8],
+    inverse: &mut [f32],
+    zero: &mut [f32],
+) {
     match (form.bits, form.side) {
         (CodeBits::Three, Side::Keys) => keys(7.0, low, high, head, inverse, zero),
         (CodeBits::Three, Side::Values) => values(7.0, low, high, head, inverse, zero),
@@ -124,7 +131,7 @@ fn centred(most: f32, low: f32, high: f32, inverse: f32) -> f32 {
 }
 
 /// Reads what [`choose`] wrote: a number is `code · step + shift`.
-pub(crate) fn read(form: Form, head: &[u8], steps: &mut [f32], shifts: &mut [f32]) {
+pub(crate) fn read(form: BlockShape, head: &[u8], steps: &mut [f32], shifts: &mut [f32]) {
     let base = i32::from(u16::from_le_bytes([head[0], head[1]]));
     let groups = steps.iter_mut().zip(shifts).enumerate();
     match (form.bits, form.side) {

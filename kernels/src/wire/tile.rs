@@ -1,6 +1,6 @@
 //! Tiles of pages: blocks of keys head by head, then blocks of values.
 
-use super::{BLOCK, CodeBits, CodecScratch, Form, KeyRotation, PayloadError, Rows, open, pack, tile_bytes};
+use super::{BLOCK, BlockRows, BlockShape, CodeBits, CodecScratch, KeyRotation, PayloadError, open, pack, tile_bytes};
 use crate::{
     cpu::Simd,
     pages::{PagePool, SequenceKv, Side},
@@ -21,7 +21,7 @@ pub struct TileCodec<'a> {
 
 impl<'a> TileCodec<'a> {
     /// The turn that numbers of such a block are packed without.
-    pub(crate) fn turn_of(&self, form: Form) -> Option<&'a KeyRotation> {
+    pub(crate) fn turn_of(&self, form: BlockShape) -> Option<&'a KeyRotation> {
         self.turn.filter(|_| form.bits != CodeBits::Eight && form.side == Side::Keys)
     }
 }
@@ -87,13 +87,13 @@ impl Strip {
                 }
                 continue;
             };
-            let form = Form { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
+            let form = BlockShape { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
             let mut rows = [[].as_slice(); BLOCK];
             let runs = kv.runs(pool, self.layer, self.side, self.head, tokens);
             let all = runs.flat_map(|run| run.chunks_exact(layout.row()));
             rows.iter_mut().zip(all).for_each(|(slot, row)| *slot = row);
             let (out, after) = rest.split_at_mut(form.bytes());
-            pack(packing, form, Rows { rows: &rows[..form.tokens], dtype: layout.stored() }, scratch, out);
+            pack(packing, form, BlockRows { rows: &rows[..form.tokens], dtype: layout.stored() }, scratch, out);
             rest = after;
         }
         rest
@@ -117,7 +117,7 @@ impl Strip {
                 });
                 continue;
             };
-            let form = Form { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
+            let form = BlockShape { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
             let (block, after) = rest.split_at(form.bytes());
             rest = after;
             let mut block = open(packing, form, block, scratch);

@@ -78,9 +78,9 @@ mod tests {
 
     /// Every batch takes a second.
     #[derive(Debug)]
-    struct Second;
+    struct OneSecond;
 
-    impl IterationCost for Second {
+    impl IterationCost for OneSecond {
         fn iteration(&self, _: &Batch) -> Seconds {
             Seconds(1.0)
         }
@@ -100,7 +100,7 @@ mod tests {
     }
 
     fn ends(cores: Option<SharedCores>) -> Vec<f64> {
-        let machine = || Machine { batching: Box::new(Chunked::new(512, 8, 10_000)), cost: Arc::new(Second) };
+        let machine = || Machine { batching: Box::new(Chunked::new(512, 8, 10_000)), cost: Arc::new(OneSecond) };
         let links = Box::new(Alike { per_token: SecondsPerToken(0.0) });
         let simulation = Simulation::new((0..3).map(|_| machine()).collect(), Box::new(InTurn(0)), links);
         let simulation = match cores {

@@ -7,26 +7,26 @@ use super::super::vector::{
 use super::Avx2;
 use crate::{
     cpu::Dtype,
-    wire::{Form, Rows},
+    wire::{BlockRows, BlockShape},
 };
 use std::arch::x86_64::*;
 
 /// See [`crate::wire::low_high`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn low_high(form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+pub(in super::super) fn low_high(form: BlockShape, rows: BlockRows<'_>, low: &mut [f32], high: &mut [f32]) {
     wire::low_high::<_, 4>(Avx2::here(), form, rows, low, high);
 }
 
 /// See [`crate::wire::encode`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+pub(in super::super) fn encode(form: BlockShape, rows: BlockRows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
     wire::encode::<_, 4>(Avx2::here(), form, rows, inverse, zero, codes);
 }
 
 /// See [`crate::wire::decode`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn decode(
-    form: Form,
+    form: BlockShape,
     codes: &[u8],
     first: usize,
     scales: (&[f32], &[f32]),

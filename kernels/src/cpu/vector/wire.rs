@@ -2,11 +2,11 @@
 //!
 //! What a block holds that is no whole 32 channels wide, or has no partner, goes the plain way.
 
-use super::{Bf16, F16, F32, Stored, Vector};
+use super::{Bf16, F16, F32, StoredNumber, Vector};
 use crate::{
     cpu::Dtype,
     pages::Side,
-    wire::{self, Cell, Form, GROUP, Rows},
+    wire::{self, BlockRows, BlockShape, Cell, GROUP},
 };
 use std::arch::x86_64::*;
 
@@ -74,7 +74,7 @@ pub(in super::super) trait Packs<const N: usize>: Narrow {
 }
 
 /// How lanes become stored numbers.
-pub(in super::super) trait StoreNumbers: Stored {
+pub(in super::super) trait StoreNumbers: StoredNumber {
     const DTYPE: Dtype;
     /// # Safety
     /// `at` points to [`Vector::COUNT`] writable numbers; they need no alignment.
@@ -101,7 +101,7 @@ store_numbers! {
 }
 
 /// Whether rows are whole groups of 32 channels; they hold `form.dim` numbers of `S` each.
-fn fits<S: Stored>(form: Form, rows: Rows<'_>) -> bool {
+fn fits<S: StoredNumber>(form: BlockShape, rows: BlockRows<'_>) -> bool {
     let row = form.dim * S::BYTES;
     assert!(rows.rows.len() == form.tokens && rows.rows.iter().all(|r| r.len() == row), "rows of another form");
     form.dim.is_multiple_of(WIDE)
@@ -119,8 +119,8 @@ pub(in super::super) fn are_finite(low: &[f32], high: &[f32]) -> bool {
 #[inline(always)]
 pub(in super::super) fn low_high<V: Packs<N>, const N: usize>(
     by: V,
-    form: Form,
-    rows: Rows<'_>,
+    form: BlockShape,
+    rows: BlockRows<'_>,
     low: &mut [f32],
     high: &mut [f32],
 ) {
@@ -136,10 +136,10 @@ pub(in super::super) fn low_high<V: Packs<N>, const N: usize>(
 
 /// Ranges of all groups. A number that is none never replaces one, but one that is infinite may.
 #[inline(always)]
-fn ranges<V: Packs<N>, S: Stored, const N: usize>(
+fn ranges<V: Packs<N>, S: StoredNumber, const N: usize>(
     by: V,
-    form: Form,
-    rows: Rows<'_>,
+    form: BlockShape,
+    rows: BlockRows<'_>,
     low: &mut [f32],
     high: &mut [f32],
 ) {
@@ -191,8 +191,8 @@ fn ranges<V: Packs<N>, S: Stored, const N: usize>(
 #[inline(always)]
 pub(in super::super) fn encode<V: Packs<N>, const N: usize>(
     by: V,
-    form: Form,
-    rows: Rows<'_>,
+    form: BlockShape,
+    rows: BlockRows<'_>,
     inverse: &[f32],
     zero: &[f32],
     codes: &mut [u8],
@@ -205,10 +205,10 @@ pub(in super::super) fn encode<V: Packs<N>, const N: usize>(
 }
 
 #[inline(always)]
-fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
+fn all_codes<V: Packs<N>, S: StoredNumber, const N: usize>(
     by: V,
-    form: Form,
-    rows: Rows<'_>,
+    form: BlockShape,
+    rows: BlockRows<'_>,
     (inverse, zero): (&[f32], &[f32]),
     codes: &mut [u8],
 ) {
@@ -218,7 +218,7 @@ fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
     if !fits::<S>(form, rows) || form.tokens == 0 {
         return wire::encode(form, rows, inverse, zero, codes);
     }
-    let scales = Scales::new(form, inverse, zero);
+    let scales = BlockScales::new(form, inverse, zero);
     for c in (0..dim).step_by(WIDE) {
         // SAFETY: rows `t` (and `t + 1`) and 32 channels behind `c` exist, and bytes for their codes.
         unsafe {
@@ -258,11 +258,11 @@ fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
 /// # Safety
 /// The row has 32 numbers of `S` behind `c`.
 #[inline(always)]
-unsafe fn rounded<V: Packs<N>, S: Stored, const N: usize>(
+unsafe fn rounded<V: Packs<N>, S: StoredNumber, const N: usize>(
     by: V,
     row: &[u8],
     c: usize,
-    wide: &Wide<V, N>,
+    wide: &ChannelPairs<V, N>,
 ) -> [V::Whole; N] {
     let mut codes = [by.none(); N];
     for (i, (code, [inverse, zero])) in codes.iter_mut().zip(wide).enumerate() {
@@ -276,7 +276,7 @@ unsafe fn rounded<V: Packs<N>, S: Stored, const N: usize>(
 /// What a block is encoded or decoded with: inverses and zeros, or steps and shifts. One of each for every channel of keys, or for
 /// every group of a token's values.
 #[derive(Clone, Copy)]
-struct Scales<'a> {
+struct BlockScales<'a> {
     side: Side,
     /// Groups of a token's values.
     each: usize,
@@ -285,10 +285,10 @@ struct Scales<'a> {
 }
 
 /// What 32 channels of a row are encoded or decoded with.
-type Wide<V, const N: usize> = [[<V as Vector>::Numbers; 2]; N];
+type ChannelPairs<V, const N: usize> = [[<V as Vector>::Numbers; 2]; N];
 
-impl<'a> Scales<'a> {
-    fn new(form: Form, first: &'a [f32], second: &'a [f32]) -> Self {
+impl<'a> BlockScales<'a> {
+    fn new(form: BlockShape, first: &'a [f32], second: &'a [f32]) -> Self {
         Self { side: form.side, each: form.dim / WIDE, first, second }
     }
 
@@ -297,7 +297,7 @@ impl<'a> Scales<'a> {
     /// # Safety
     /// The block has such a row, and as many channels; there are scales for all.
     #[inline(always)]
-    unsafe fn of<V: Packs<N>, const N: usize>(self, by: V, row: usize, c: usize) -> Wide<V, N> {
+    unsafe fn of<V: Packs<N>, const N: usize>(self, by: V, row: usize, c: usize) -> ChannelPairs<V, N> {
         // SAFETY: the caller's promise.
         unsafe {
             if self.side == Side::Values {
@@ -329,7 +329,7 @@ impl<'a> Scales<'a> {
 #[inline(always)]
 pub(in super::super) fn decode<V: Packs<N>, const N: usize>(
     by: V,
-    form: Form,
+    form: BlockShape,
     codes: &[u8],
     first: usize,
     scales: (&[f32], &[f32]),
@@ -347,7 +347,7 @@ pub(in super::super) fn decode<V: Packs<N>, const N: usize>(
 #[inline(always)]
 fn decode_rows<V: Packs<N>, S: StoreNumbers, const N: usize>(
     by: V,
-    form: Form,
+    form: BlockShape,
     codes: &[u8],
     first: usize,
     (step, shift): (&[f32], &[f32]),
@@ -365,7 +365,7 @@ fn decode_rows<V: Packs<N>, S: StoreNumbers, const N: usize>(
     let alone = form.cell() == Cell::Half && form.tokens % 2 == 1 && end == form.tokens;
     let rows = first..end - usize::from(alone);
     let (out, last) = out.split_at_mut(rows.len() * row);
-    let scales = Scales::new(form, step, shift);
+    let scales = BlockScales::new(form, step, shift);
     for c in (0..dim).step_by(WIDE) {
         // SAFETY: 32 channels behind `c` exist in every row of codes, scales and `out`.
         unsafe {
@@ -407,7 +407,12 @@ fn half(bytes: __m256i, row: usize) -> __m256i {
 /// # Safety
 /// `at` points to 32 writable numbers.
 #[inline(always)]
-unsafe fn spread<V: Packs<N>, S: StoreNumbers, const N: usize>(by: V, codes: __m256i, wide: &Wide<V, N>, at: *mut u8) {
+unsafe fn spread<V: Packs<N>, S: StoreNumbers, const N: usize>(
+    by: V,
+    codes: __m256i,
+    wide: &ChannelPairs<V, N>,
+    at: *mut u8,
+) {
     for (i, (code, [step, shift])) in by.numbers(codes).iter().zip(wide).enumerate() {
         // SAFETY: the caller's promise.
         unsafe { S::store(by, at.add(V::COUNT * i * S::BYTES), by.multiply_add(*code, *step, *shift)) };

@@ -72,12 +72,12 @@ fn keys_that_turn_lose_as_little_as_if_they_did_not() {
 fn what_turns_back_is_what_was_turned_on_and_the_rest_stays() {
     for pairs in [false, true] {
         let turn = turn(8, pairs).unwrap();
-        let form = Form { bits: CodeBits::Four, side: Side::Keys, tokens: 20, dim: 12 };
+        let form = BlockShape { bits: CodeBits::Four, side: Side::Keys, tokens: 20, dim: 12 };
         let keys: Vec<f32> = (0..20 * 12).map(|i| i as f32 / 16.0).collect();
         let (mut placed, mut back) = (vec![0; 20 * 48], vec![0; 20 * 48]);
         turn_on(&turn, 12, 0, bytemuck::cast_slice(&keys), Dtype::F32, &mut placed);
         let mut slots = [[].as_slice(); BLOCK];
-        let rows = Rows::of(&placed, form, Dtype::F32, &mut slots);
+        let rows = BlockRows::of(&placed, form, Dtype::F32, &mut slots);
         turn_back(&turn, form, rows, &mut back, &mut [0.0; 12], &mut [0.0; 12]);
         for (i, key) in keys.iter().enumerate() {
             let [on, off] = [&placed, &back].map(|bytes| Dtype::F32.get(bytes, i));

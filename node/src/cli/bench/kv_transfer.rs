@@ -10,7 +10,7 @@ mod swarms;
 use super::open;
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         json,
         output::print_json,
@@ -20,7 +20,7 @@ use crate::{
     hardware::DeviceName,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use client::{Slowdown, Times, Way};
+use client::{KvTransferMode, Slowdown, Times};
 use link_speeds::Point;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -123,7 +123,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let asked = prompts.iter().copied().chain([SWEPT]).max().unwrap_or(SWEPT);
     if asked + answer > shape.context {
         let what = format!("{name} has room for {} tokens; {asked} and {answer} were asked for", shape.context);
-        return Err(Exit::new(Kind::Usage, what));
+        return Err(Exit::new(ExitKind::Usage, what));
     }
     let flags = flags(matches);
     let link_mbit = matches.get_one::<f64>("link-mbit").copied();
@@ -203,7 +203,9 @@ async fn overlap(
     }
     let mut rows = Vec::new();
     for &prompt in prompts {
-        let [in_place, layers, whole] = ask.in_turns(&pair, [Way::IN_PLACE, Way::LAYERS, Way::WHOLE], prompt).await?;
+        let [in_place, layers, whole] = ask
+            .in_turns(&pair, [KvTransferMode::IN_PLACE, KvTransferMode::LAYERS, KvTransferMode::WHOLE], prompt)
+            .await?;
         let row = PromptLengthRow {
             prompt,
             second_over: layers.over(&in_place, |t| t.second),

@@ -8,16 +8,16 @@ mod terms;
 use super::{config, exit, spinner, swarm_args};
 use crate::{
     cli::{
-        ask::{Peer, unread},
+        ask::{PeerClient, unread},
         bench::serve::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
             client::{BenchTarget, Endpoint, LoadBounds, Run, load},
-            prompts::{Form, Prompts},
+            prompts::{PromptContent, Prompts},
             report::{Metric, Report},
         },
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         is_set, json as json_flag, output, swarm_settings, switch, verb, whole,
     },
@@ -26,10 +26,10 @@ use crate::{
     view::SwarmView,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
-use compared::Compared;
+use compared::ReplayComparison;
 use indicatif::ProgressBar;
 use serde_json::json;
-use simulated::{Alone, AskedAlone, Hosts, Simulated, SwarmViews};
+use simulated::{Alone, AskedAlone, Hosts, SimulatedReplay, SwarmViews};
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -171,10 +171,10 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     if keeps {
         note!("tsnode: note: logs are in {}", folder.display());
     } else {
-        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))?;
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))?;
     }
     if let Some(file) = svg {
-        std::fs::write(file, compared.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, compared.svg()).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if is_set(matches, "json") {
         output::print_json(&compared.json())?;
@@ -199,10 +199,11 @@ struct TestnetTrace {
 
 impl TestnetTrace {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
-        let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(Kind::Usage, "--trace FILE"))?;
+        let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(ExitKind::Usage, "--trace FILE"))?;
         let name = file.display().to_string();
         let number = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or(1.0);
-        let arrivals = trace::read(&serve::text(file)?).map_err(|e| Exit::new(Kind::Usage, format!("{name}: {e}")))?;
+        let arrivals =
+            trace::read(&serve::text(file)?).map_err(|e| Exit::new(ExitKind::Usage, format!("{name}: {e}")))?;
         let changed = TraceScaling { speed: number("trace-speed"), lengths: number("trace-lengths") };
         let mut planned = traced(&arrivals, usize::MAX, changed);
         let longest = Duration::try_from_secs_f64(number("minutes") * 60.0).unwrap_or(Duration::MAX);
@@ -239,11 +240,11 @@ fn stated(config: &mut TestnetConfig, matches: &ArgMatches) -> Result<Hosts, Exi
         computing += 1;
     }
     if computing == 0 {
-        return Err(Exit::new(Kind::Usage, "no peer has a model: nobody would answer"));
+        return Err(Exit::new(ExitKind::Usage, "no peer has a model: nobody would answer"));
     }
     // Draft tokens and spot checks are work that the simulator knows nothing of.
     config.flags.extend(["--speculative-decoding", "never", "--spot-check", "never"].map(str::to_owned));
-    Hosts::new(named).map_err(|why| Exit::new(Kind::Usage, format!("--cores: {why}")))
+    Hosts::new(named).map_err(|why| Exit::new(ExitKind::Usage, format!("--cores: {why}")))
 }
 
 async fn replayed(
@@ -252,11 +253,11 @@ async fn replayed(
     net: &Testnet,
     (trace, hosts): (TestnetTrace, &Hosts),
     interrupts: &mut Interrupts,
-) -> Result<Compared, Exit> {
+) -> Result<ReplayComparison, Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
-    let asked = peers.last().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
-    let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
+    let asked = peers.last().ok_or_else(|| Exit::new(ExitKind::Other, "no peers to ask"))?;
+    let peer = PeerClient::of(settings, asked.http.clone(), &asked.data_dir)?;
     for about in ["route", "batch"] {
         if let Some(policy) = matches.get_one::<String>(about) {
             set(&peer, about, policy).await?;
@@ -284,16 +285,16 @@ async fn replayed(
     let replayed = tokio::select! {
         // A signal ends the trace with what there is.
         replayed = asking.trace(&trace.planned, &bar, interrupts.next()) => replayed,
-        () = in_force.watch(&asking.target.peer) => Err(Exit::new(Kind::Other, "nobody looks at the plan any more")),
+        () = in_force.watch(&asking.target.peer) => Err(Exit::new(ExitKind::Other, "nobody looks at the plan any more")),
     };
     bar.finish_and_clear();
     let (live, processor) = replayed?;
     let counted_after = counted(&asking.target.peer).await?;
     let terms = LatencyTerms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
     let views = SwarmViews { before: &before, in_force: in_force.longest().unwrap_or(&before) };
-    let simulated = Simulated::new(&views, &peers, hosts, &alone, &trace.planned)?;
+    let simulated = SimulatedReplay::new(&views, &peers, hosts, &alone, &trace.planned)?;
     let replanned = in_force.are_several();
-    Ok(Compared { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
+    Ok(ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
 }
 
 /// The swarm as it was seen with each of its plans, and how often. Once gateways have said what they are asked for a plan is made for that.
@@ -305,7 +306,7 @@ impl PlansInForce {
     }
 
     /// Looks now and then; it does not end.
-    async fn watch(&mut self, peer: &Peer) {
+    async fn watch(&mut self, peer: &PeerClient) {
         loop {
             tokio::time::sleep(PLAN_LOOK).await;
             // Who is too busy to answer is asked again.
@@ -386,7 +387,7 @@ impl Asking<'_> {
         stop: impl Future<Output = ()>,
         watch: impl Fn(usize, usize),
     ) -> Run {
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed };
         load(&self.target, prompts, planned, bounds, stop, watch).await
     }
 
@@ -403,18 +404,18 @@ fn answered(report: &Report, what: &str) -> Result<(), Exit> {
         return Ok(());
     }
     let why = report.reasons.first().map_or("none ended in time", |(why, _)| why.as_str());
-    Err(Exit::new(Kind::Request, format!("{what}: {why}")))
+    Err(Exit::new(ExitKind::Request, format!("{what}: {why}")))
 }
 
 /// What the peer that is asked has counted of its requests.
-async fn counted(peer: &Peer) -> Result<GatewayTotals, Exit> {
+async fn counted(peer: &PeerClient) -> Result<GatewayTotals, Exit> {
     let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
-    let text = response.text().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let text = response.text().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     Ok(GatewayTotals::of(&text))
 }
 
 /// Sets how requests are routed or steps formed, and waits until the peer that is asked knows it.
-async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
+async fn set(peer: &PeerClient, about: &str, policy: &str) -> Result<(), Exit> {
     peer.send(peer.post("/api/settings", &json!({ "about": about, "policy": policy }))).await?;
     let until = Instant::now() + PATIENCE;
     loop {
@@ -429,7 +430,7 @@ async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
         }
         if Instant::now() > until {
             let what = format!("--{about} {policy} is not set after {} s", PATIENCE.as_secs());
-            return Err(Exit::new(Kind::Other, what));
+            return Err(Exit::new(ExitKind::Other, what));
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -438,7 +439,7 @@ async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
 /// The swarm's model: a testnet has one.
 fn only_model(view: &SwarmView) -> Result<ModelCard, Exit> {
     let model = view.models.first().cloned();
-    model.ok_or_else(|| Exit::new(Kind::Unserved, "the swarm has no model"))
+    model.ok_or_else(|| Exit::new(ExitKind::Unserved, "the swarm has no model"))
 }
 
 /// Requests with prompts as long as the trace's median one and shorter answers, and as many with longer ones, to be asked one after another.

@@ -1,6 +1,6 @@
 //! Swarms of two peers, each in a folder that goes with it.
 
-use crate::cli::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, ExitKind};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -39,7 +39,7 @@ pub(super) struct KeptSwarm {
 
 impl Swarms {
     pub fn new(flags: &[String]) -> Result<Self, Exit> {
-        let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+        let executable = std::env::current_exe().map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
         Ok(Self { executable, flags: flags.to_vec() })
     }
 
@@ -83,7 +83,7 @@ impl KeptSwarm {
                 return Ok(());
             }
             if asked.elapsed() > LINKS {
-                return Err(Exit::new(Kind::Other, format!("links are not measured after {} s", LINKS.as_secs())));
+                return Err(Exit::new(ExitKind::Other, format!("links are not measured after {} s", LINKS.as_secs())));
             }
             sleep(LOOK).await;
         }
@@ -92,10 +92,10 @@ impl KeptSwarm {
     pub async fn down(self) -> Result<(), Exit> {
         let folder = self.net.folder().to_owned();
         self.net.down().await.map_err(exit)?;
-        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))
     }
 }
 
 fn exit(error: TestnetError) -> Exit {
-    Exit::new(Kind::Other, error.to_string())
+    Exit::new(ExitKind::Other, error.to_string())
 }

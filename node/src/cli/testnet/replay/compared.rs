@@ -1,12 +1,12 @@
 //! What came of a replay, live and simulated: a row for each figure, and how far the simulator is off.
 
 use super::{
-    simulated::Simulated,
+    simulated::SimulatedReplay,
     terms::{LatencyTerm, LatencyTerms},
 };
 use crate::cli::{
     bench::serve::report::{DRAWN, Metric, Report, time},
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
 };
 use serde_json::{Value, json};
 use tsnode_simulator::plot::{Plot, Scale};
@@ -16,14 +16,14 @@ const TIMES: f64 = 0.10;
 const THROUGHPUT: f64 = 0.05;
 
 /// A replay.
-pub(super) struct Compared {
+pub(super) struct ReplayComparison {
     pub trace: String,
     /// Requests whose lengths were cut to the model's context.
     pub cut: usize,
     pub live: Report,
     /// Where live requests' time went; nothing where their gateway has counted none.
     pub terms: Option<LatencyTerms>,
-    pub simulated: Simulated,
+    pub simulated: SimulatedReplay,
     /// Another plan was adopted meanwhile.
     pub replanned: bool,
     /// Processors that all peers used, on average.
@@ -56,7 +56,7 @@ impl Figure {
     }
 }
 
-impl Compared {
+impl ReplayComparison {
     fn figures(&self) -> Vec<Figure> {
         let mut all = Vec::new();
         for metric in Metric::ALL {
@@ -80,7 +80,7 @@ impl Compared {
 
     /// Lines before the table.
     pub fn lines(&self) -> Vec<String> {
-        let Simulated { overheads, groups, processors, busy, .. } = &self.simulated;
+        let SimulatedReplay { overheads, groups, processors, busy, .. } = &self.simulated;
         let phases: Vec<String> =
             groups.iter().filter(|(_, count)| *count > 0).map(|(phase, count)| format!("{count} {phase}")).collect();
         let mut lines = vec![format!("{} on groups: {}", self.trace, phases.join(", "))];
@@ -120,7 +120,7 @@ impl Compared {
 
     /// Where requests' time went, live and simulated.
     fn both(&self) -> Option<(LatencyTerms, LatencyTerms)> {
-        let Simulated { outcome, overheads, .. } = &self.simulated;
+        let SimulatedReplay { outcome, overheads, .. } = &self.simulated;
         Some((self.terms?, LatencyTerms::simulated(outcome, overheads.whole.0)))
     }
 
@@ -177,7 +177,7 @@ impl Compared {
         match self.beyond(Some(most)).first() {
             Some(f) => {
                 let what = format!("{}: the simulator says {:.3} of what was measured", f.name, f.ratio());
-                Err(Exit::new(Kind::Other, format!("{what}; --most-off {}", most * 100.0)))
+                Err(Exit::new(ExitKind::Other, format!("{what}; --most-off {}", most * 100.0)))
             }
             None => Ok(()),
         }
@@ -233,8 +233,8 @@ impl Compared {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::TimedAnswer,
         client::{RequestOutcome, Run},
+        timed_answer::TimedAnswer,
     };
     use std::time::Duration;
     use tsnode_coordinator::{
@@ -247,7 +247,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// A hundred answers of five tokens, the n-th with its first token after n ms; in the simulator after so many times n.
-    fn compared(times: f64) -> Compared {
+    fn compared(times: f64) -> ReplayComparison {
         let answer = |n: u32| TimedAnswer {
             first: n * MS,
             whole: 2 * n * MS,
@@ -276,9 +276,10 @@ mod tests {
         };
         let (terms, outcome) = (Some(LatencyTerms::simulated(&outcome(1.0), 0.0)), outcome(times));
         let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
-        let simulated = Simulated { overheads: Overheads::default(), groups, processors: 2.0, busy: 0.5, outcome };
+        let simulated =
+            SimulatedReplay { overheads: Overheads::default(), groups, processors: 2.0, busy: 0.5, outcome };
         let live = Report::new(&run, |_| 10, Vec::new());
-        Compared { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
+        ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
     }
 
     #[test]
@@ -314,7 +315,7 @@ mod tests {
             "first token (ttft) P50: most likely by steps of prompts, 50.5 ms live and 60.6 ms simulated on average";
         assert!(reasons.len() == 4 && reasons[0] == first, "{reasons:?}");
         assert_eq!(slower.json()["figures"][0]["likely"], json!("prompt_steps"));
-        let unknown = Compared { terms: None, ..slower };
+        let unknown = ReplayComparison { terms: None, ..slower };
         assert!(unknown.reasons()[0].contains("has counted no requests"), "{:?}", unknown.reasons());
     }
 }

@@ -6,7 +6,7 @@ use crate::{
             arrivals::PlannedRequest,
             report::{Metric, Report},
         },
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         swarm_settings,
     },
     hardware::cores::Cores,
@@ -151,7 +151,7 @@ pub(super) struct SwarmViews<'v> {
 
 /// What the simulator makes of a replay.
 #[derive(Debug)]
-pub(super) struct Simulated {
+pub(super) struct SimulatedReplay {
     pub overheads: Overheads,
     /// Groups of each phase.
     pub groups: Vec<(Phase, usize)>,
@@ -161,7 +161,7 @@ pub(super) struct Simulated {
     pub outcome: Outcome,
 }
 
-impl Simulated {
+impl SimulatedReplay {
     /// Of the requests that were asked alone, with what came of them, and of the trace's.
     pub fn new(
         views: &SwarmViews<'_>,
@@ -218,7 +218,7 @@ fn simulated<T>(
     hosts: &Hosts,
     simulate: impl FnOnce(&LivePlan<'_>, LivePlanRun) -> T,
 ) -> Result<T, Exit> {
-    let wrong = |why: &str| Exit::new(Kind::Other, format!("the swarm's plan cannot be simulated: {why}"));
+    let wrong = |why: &str| Exit::new(ExitKind::Other, format!("the swarm's plan cannot be simulated: {why}"));
     let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
     let members: Members<'_> = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
@@ -260,8 +260,8 @@ fn sorted(outcome: &Outcome, metric: Metric, beside: &Overheads) -> Sorted {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::TimedAnswer,
         client::{RequestOutcome, Run},
+        timed_answer::TimedAnswer,
     };
     use std::time::Duration;
 

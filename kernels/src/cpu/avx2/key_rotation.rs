@@ -1,16 +1,16 @@
-//! Keys turned back and on for links, eight channels at a time: the bits that `wire/turn.rs` defines.
+//! Keys turned back and on for links, eight channels at a time: the bits that `wire/key_rotation.rs` defines.
 //!
 //! Where the channels that turn are no multiple of sixteen it is done the plain way.
 
 use super::super::vector::{
-    Bf16, F16, F32, Stored, Vector,
+    Bf16, F16, F32, StoredNumber, Vector,
     wire::{Narrow, StoreNumbers, are_finite},
 };
 use super::Avx2;
 use crate::{
     cpu::Dtype,
     rope::RopePairs,
-    wire::{self, BLOCK, Form, KeyRotation, Rows},
+    wire::{self, BLOCK, BlockRows, BlockShape, KeyRotation},
 };
 use std::arch::x86_64::*;
 
@@ -21,8 +21,8 @@ const PAIRS: usize = 2;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn turn_back(
     turn: &KeyRotation,
-    form: Form,
-    rows: Rows<'_>,
+    form: BlockShape,
+    rows: BlockRows<'_>,
     out: &mut [u8],
     low: &mut [f32],
     high: &mut [f32],
@@ -62,7 +62,14 @@ fn fits(turn: &KeyRotation, dim: usize, tokens: usize) -> bool {
 
 /// Down all rows, some channels at a time, whose ranges stay in registers. A number that is none never replaces one.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn back<S: Stored>(turn: &KeyRotation, form: Form, rows: Rows<'_>, out: &mut [u8], low: &mut [f32], high: &mut [f32]) {
+fn back<S: StoredNumber>(
+    turn: &KeyRotation,
+    form: BlockShape,
+    rows: BlockRows<'_>,
+    out: &mut [u8],
+    low: &mut [f32],
+    high: &mut [f32],
+) {
     let (dim, row) = (form.dim, form.dim * S::BYTES);
     assert!(rows.rows.iter().all(|r| r.len() == row) && out.len() == rows.rows.len() * dim * 4, "rows of another form");
     assert!(low.len() == dim && high.len() == dim);
@@ -100,7 +107,7 @@ fn back<S: Stored>(turn: &KeyRotation, form: Form, rows: Rows<'_>, out: &mut [u8
 /// Rows hold `dim` numbers, and `out` has room for as many in single precision of all rows; there are ranges for `dim` channels, and
 /// angles for all rows. There are so many pairs, and `C` is twice `P`.
 #[inline(always)]
-unsafe fn down<S: Stored, const P: usize, const C: usize>(
+unsafe fn down<S: StoredNumber, const P: usize, const C: usize>(
     by: Avx2,
     turn: &KeyRotation,
     dim: usize,
@@ -202,7 +209,7 @@ fn channels(half: usize, neighbours: bool, i: usize) -> (usize, usize) {
 /// # Safety
 /// The row has so many pairs, and the token's cosines and sines lie behind `angles`.
 #[inline(always)]
-unsafe fn turned<S: Stored, const BACK: bool>(
+unsafe fn turned<S: StoredNumber, const BACK: bool>(
     by: Avx2,
     (angles, half, neighbours): (*const f32, usize, bool),
     row: *const u8,

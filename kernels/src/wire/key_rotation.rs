@@ -5,7 +5,7 @@
 //! place in the block, not by the position: that is the same numbers for every block, so that [`BLOCK`] angles of each
 //! frequency are all there is to know of a model, and the turn that is common to a block changes no range much.
 
-use super::{BLOCK, Form, Rows, cache_lines::Lines, low_high, plain::store};
+use super::{BLOCK, BlockRows, BlockShape, cache_lines::Lines, low_high, plain::store};
 use crate::{
     cpu::Dtype,
     rope::{Rope, RopePairs},
@@ -72,8 +72,8 @@ impl KeyRotation {
 /// is infinite or none spoils the other of its pair, in its row.
 pub(crate) fn turn_back(
     turn: &KeyRotation,
-    form: Form,
-    rows: Rows<'_>,
+    form: BlockShape,
+    rows: BlockRows<'_>,
     out: &mut [u8],
     low: &mut [f32],
     high: &mut [f32],
@@ -83,7 +83,7 @@ pub(crate) fn turn_back(
         turn_row(turn, t, |sin| -sin, (row, rows.dtype), (out, Dtype::F32));
     }
     let mut slots = [[].as_slice(); BLOCK];
-    low_high(form, Rows::of(out, form, Dtype::F32, &mut slots), low, high);
+    low_high(form, BlockRows::of(out, form, Dtype::F32, &mut slots), low, high);
 }
 
 /// Rows of a block in single precision from the `first` on, turned on to their places, as pages have them.
