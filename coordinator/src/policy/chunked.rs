@@ -456,9 +456,9 @@ mod tests {
         let mut machine = Chunked::new(128, 8, 10_000).alone(256).in_stages(2);
         if answers {
             assert!(machine.reserve(RequestNo(0), 5));
-            machine.add(task(0, Part::Answer, 100, Answered::Here));
+            machine.add(task(0, RequestPhase::Answer, 100, Answered::Here));
         }
-        (1..).zip(prompts).for_each(|(n, answered)| _ = machine.add(task(n, Part::Prompt, 256, *answered)));
+        (1..).zip(prompts).for_each(|(n, answered)| _ = machine.add(task(n, RequestPhase::Prompt, 256, *answered)));
         let mut steps = Vec::new();
         while steps.len() < machine.at_once() {
             match machine.select().prompt_tokens {
