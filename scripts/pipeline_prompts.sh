@@ -12,7 +12,9 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 model=$1
 tsnode=${2:-$root/target/release/tsnode}
 folder=$(mktemp -d)
-trap '"$tsnode" testnet down --dir "$folder/net" >/dev/null 2>&1 || true; rm -rf "$folder"' EXIT INT TERM
+net=$folder/none
+trap '"$tsnode" testnet down --dir "$net" >/dev/null 2>&1 || true; rm -rf "$folder"' EXIT
+trap 'exit 1' INT TERM
 port=${PORT:-17448}
 
 for stages in ${STAGES:-1 2}; do
@@ -22,7 +24,9 @@ for stages in ${STAGES:-1 2}; do
         devices=$devices,cpu:1
         n=$((n + 1))
     done
-    "$tsnode" testnet up --dir "$folder/net" --detach --http-port "$port" --devices "$devices" \
+    # A folder for each: peers remember their swarm.
+    net=$folder/$stages
+    "$tsnode" testnet up --dir "$net" --detach --http-port "$port" --devices "$devices" \
         --layout "mixed=$stages" --model "$model" ${MBIT:+--link-mbit "$MBIT"} >/dev/null
     for length in ${LENGTHS:-64 128 256 512 1024}; do
         "$tsnode" bench serve --base-url "http://127.0.0.1:$port" --input-len "$length" --output-len 2 --ignore-eos \
@@ -34,5 +38,5 @@ report = json.load(open(sys.argv[1]))
 print(f"{os.environ['STAGES_NOW']} stages, {os.environ['LENGTH']:>5} tokens: {report['median_ttft_ms']:8.1f} ms")
 PY
     done
-    "$tsnode" testnet down --dir "$folder/net" >/dev/null
+    "$tsnode" testnet down --dir "$net" >/dev/null
 done

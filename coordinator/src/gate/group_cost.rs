@@ -134,7 +134,7 @@ mod tests {
         let layers = [LayerRange { start: 0, end: 2 }, LayerRange { start: 2, end: 4 }];
         let stage = |n: usize| Stage { peer: ids[n], device: 0, layers: layers[n] };
         let group = Group::new(sample::card().id, Phase::Mixed, vec![stage(0), stage(1)]);
-        let advert = |peer| if peer == ids[0] { Some(&first) } else { Some(&second) };
+        let advert = |peer: PeerId| if peer == ids[0] { Some(&first) } else { Some(&second) };
         let cost = GroupCost::of_group(&group, &sample::card().shape, advert);
         // 256 channels of four bytes a token: one step of 64 tokens crosses that no other hides.
         close(cost.of(128, 0), 2.0 * 0.096 + 0.096 + 0.05 + 64.0 * 1024e-6);

@@ -51,8 +51,10 @@ pub fn through_stages(prompts: u64, chunk: u32, stages: usize) -> u32 {
     let time = |tokens: f64| (all / tokens).ceil() * weights + others * (weights + tokens.min(all));
     let whole = near.map(|tokens| ((tokens / grain).ceil() * grain).clamp(grain, most));
     let liked = |tokens: f64| if chunk == SHORTEST { tokens } else { -tokens };
-    let order = |a: &f64, b: &f64| time(*a).total_cmp(&time(*b)).then(liked(*a).total_cmp(&liked(*b)));
-    whole.into_iter().min_by(order).unwrap_or(grain) as u32
+    // Planners ask this of each request on each group: each length is weighed once.
+    let weighed = whole.map(|tokens| (time(tokens), liked(tokens), tokens));
+    let soonest = weighed.into_iter().min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    soonest.map_or(grain, |(_, _, tokens)| tokens) as u32
 }
 
 fn worth([fixed, token, _]: [f64; 3]) -> u32 {

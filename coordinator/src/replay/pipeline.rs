@@ -166,7 +166,9 @@ mod tests {
                 let expected = PromptChunking::from(batches).alone(config, Phase::Prefill, tokens);
                 let took = first(batches, &pipeline, prompt);
                 let (whole, stages) = (config.latency.time(tokens), config.stages.len());
-                assert!(took <= expected * 1.001 && took >= expected * 0.85, "{took:?} of {expected:?}: {config:?}");
+                // Which stage takes longest they say once, for whole prompts: of a short step it may be another, by a little. Sooner is a
+                // prompt whose last step is short, where a stage behind is quick.
+                assert!(took <= expected * 1.05 && took >= expected * 0.85, "{took:?} of {expected:?}: {config:?}");
                 assert!(prompt < 1000 || took < whole, "{prompt} tokens, {stages} stages: {took:?} of {whole:?}");
             }
         }

@@ -99,7 +99,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 impl Model {
-    /// A model some peer has, of the Llama family; of a mixture of experts, what a token passes.
+    /// A model some peer has, of the Llama family; of a mixture of experts, what a token passes. Its stages hand on what peers send.
     #[must_use]
     pub fn of_shape(name: String, shape: ModelShape, element: f64) -> Self {
         let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);

@@ -138,7 +138,8 @@ pub(in crate::cli) fn read_model(name: &str) -> Result<Model, Exit> {
     let bytes = read(&path)?;
     let config = tsnode_kernels::config::ModelConfig::parse(bytes.as_bytes());
     let config = config.map_err(|e| usage(format!("{}: {e}", path.display())))?;
-    Ok(Model::of_shape(name.to_owned(), config.shape_in_16_bit(), 2.0))
+    // As one that is known by name.
+    Ok(Model { handed_on: 2.0, ..Model::of_shape(name.to_owned(), config.shape_in_16_bit(), 2.0) })
 }
 
 pub(in crate::cli) fn read_workload(name: &str) -> Result<Workload, Exit> {
