@@ -63,7 +63,14 @@ impl Listener for Guests {
                 }
             };
             match self.door.enter(from.ip().into(), regard(from), HEADERS) {
-                Some(place) => return (GuestConnection::new(stream, place), from),
+                Some(place) => {
+                    // A token goes when it is there: an answer's first one would else wait until the client's system has acknowledged
+                    // the head before it, which it may put off for 40 ms (Nagle's algorithm beside delayed acknowledgements).
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!(%error, "answers to a client may come in larger pieces");
+                    }
+                    return (GuestConnection::new(stream, place), from);
+                }
                 None => turn_away(stream),
             }
         }
@@ -374,6 +381,16 @@ mod tests {
         let mut answer = String::new();
         timeout(LONG, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
         answer
+    }
+
+    #[tokio::test]
+    async fn what_is_written_waits_for_no_acknowledgement() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut guests = Guests { listener, door: Door::new(PlaceRules { places: 1, reserve: 0, share: 1 }) };
+        let _client = TcpStream::connect(address).await.unwrap();
+        let (guest, _) = timeout(LONG, guests.accept()).await.unwrap();
+        assert!(guest.stream.nodelay().unwrap(), "a first token is held back until the answer's head is acknowledged");
     }
 
     #[tokio::test]
