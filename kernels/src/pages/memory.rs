@@ -5,8 +5,7 @@ use std::ops::{Deref, DerefMut};
 /// A page of the system (bytes), or a part of one.
 const SYSTEM_PAGE: usize = 4096;
 
-/// Bytes that begin where a page of the system does. Rows that are whole cache lines then lie in no others, and what is written
-/// past the caches is whole lines.
+/// Bytes that begin where a page of the system does: rows that are whole cache lines then lie in no others.
 #[derive(Default)]
 pub(super) struct PoolMemory {
     /// A page more than there is to be; it never grows, so that it stays where it is.
