@@ -32,8 +32,8 @@ mod stored;
 mod wire;
 
 pub(super) use super::avx2::{
-    add_rms_norm, gelu_mul, lanes, lanes_of_two, layer_norm, reduce_all, rms_norm, round_to_bf16, soft_cap, turn_back,
-    turn_heads, turn_on, widen,
+    add_rms_norm, gelu_mul, lanes, lanes_of_two, layer_norm, reduce_all, rms_norm, round_to_bf16, soft_cap, turn_heads,
+    widen,
 };
 use super::{avx2::AHEAD, plain};
 pub(super) use attend::{scores, weighted_rows};
@@ -42,7 +42,7 @@ pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::wide;
 pub(super) use rounded::round;
 use std::arch::x86_64::*;
-pub(super) use wire::{choose, decode, encode, low_high};
+pub(super) use wire::{choose, decode, encode, low_high, pack_keys, read, unpack_keys};
 
 pub(super) fn is_available() -> bool {
     super::avx2::is_available()

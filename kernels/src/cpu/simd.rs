@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     rope::RopePairs,
-    wire::{BlockRows, BlockShape, KeyRotation},
+    wire::{BlockRows, BlockShape, Groups, KeyRotation, KeyScratch},
 };
 use half::bf16;
 use std::ops::Range;
@@ -135,53 +135,37 @@ impl Simd {
         vec![Self::Plain]
     }
 
-    /// See [`wire::turn_back`].
-    pub(crate) fn turn_back(
+    /// See [`wire::low_high`].
+    pub(crate) fn low_high(self, form: BlockShape, rows: BlockRows<'_>, groups: &mut Groups) {
+        by_simd!(self, low_high(form, rows, groups));
+    }
+
+    /// See [`wire::choose`].
+    pub(crate) fn choose(self, form: BlockShape, groups: &mut Groups, head: &mut [u8]) {
+        by_simd!(self, choose(form, groups, head));
+    }
+
+    /// See [`wire::encode`].
+    pub(crate) fn encode(self, form: BlockShape, rows: BlockRows<'_>, groups: &Groups, cells: &mut [u8]) {
+        by_simd!(self, encode(form, rows, groups, cells));
+    }
+
+    /// See [`wire::pack_keys`].
+    pub(crate) fn pack_keys(
         self,
         turn: &KeyRotation,
         form: BlockShape,
         rows: BlockRows<'_>,
-        out: &mut [u8],
-        low: &mut [f32],
-        high: &mut [f32],
-    ) {
-        by_simd!(self, turn_back(turn, form, rows, out, low, high));
-    }
-
-    /// See [`wire::turn_on`].
-    pub(crate) fn turn_on(
-        self,
-        turn: &KeyRotation,
-        dim: usize,
-        first: usize,
-        numbers: &[u8],
-        dtype: Dtype,
-        out: &mut [u8],
-    ) {
-        by_simd!(self, turn_on(turn, dim, first, numbers, dtype, out));
-    }
-
-    /// See [`wire::low_high`].
-    pub(crate) fn low_high(self, form: BlockShape, rows: BlockRows<'_>, low: &mut [f32], high: &mut [f32]) {
-        by_simd!(self, low_high(form, rows, low, high));
-    }
-
-    /// See [`wire::choose`].
-    pub(crate) fn choose(
-        self,
-        form: BlockShape,
-        low: &[f32],
-        high: &[f32],
+        scratch: KeyScratch<'_>,
         head: &mut [u8],
-        inverse: &mut [f32],
-        zero: &mut [f32],
+        cells: &mut [u8],
     ) {
-        by_simd!(self, choose(form, low, high, head, inverse, zero));
+        by_simd!(self, pack_keys(turn, form, rows, scratch, head, cells));
     }
 
-    /// See [`wire::encode`].
-    pub(crate) fn encode(self, form: BlockShape, rows: BlockRows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
-        by_simd!(self, encode(form, rows, inverse, zero, codes));
+    /// See [`wire::read`].
+    pub(crate) fn read(self, form: BlockShape, head: &[u8], groups: &mut Groups) {
+        by_simd!(self, read(form, head, groups));
     }
 
     /// See [`wire::decode`].
@@ -190,11 +174,25 @@ impl Simd {
         form: BlockShape,
         codes: &[u8],
         first: usize,
-        scales: (&[f32], &[f32]),
+        groups: &Groups,
         dtype: Dtype,
         out: &mut [u8],
     ) {
-        by_simd!(self, decode(form, codes, first, scales, dtype, out));
+        by_simd!(self, decode(form, codes, first, groups, dtype, out));
+    }
+
+    /// See [`wire::unpack_keys`].
+    pub(crate) fn unpack_keys(
+        self,
+        turn: &KeyRotation,
+        form: BlockShape,
+        codes: &[u8],
+        first: usize,
+        scratch: KeyScratch<'_>,
+        dtype: Dtype,
+        out: &mut [u8],
+    ) {
+        by_simd!(self, unpack_keys(turn, form, codes, first, scratch, dtype, out));
     }
 
     pub(super) fn lanes(self, block: Block<'_>, acc: &mut [Lanes]) {

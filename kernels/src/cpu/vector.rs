@@ -19,6 +19,8 @@ pub(super) mod packed;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod wire;
 
+use super::Dtype;
+
 /// A token of an instruction set, and what it does with a register. It is for this module's folder and those of instruction sets
 /// alone, and whatever implements it reads and writes as many numbers as it says.
 pub(super) trait Vector: Copy {
@@ -111,6 +113,7 @@ pub(super) use instructions;
 
 /// How numbers are stored.
 pub(super) trait StoredNumber {
+    const DTYPE: Dtype;
     /// Of a number.
     const BYTES: usize;
 
@@ -126,6 +129,7 @@ macro_rules! stored {
         pub(super) struct $dtype;
 
         impl StoredNumber for $dtype {
+            const DTYPE: Dtype = Dtype::$dtype;
             const BYTES: usize = $bytes;
             #[inline(always)]
             unsafe fn load<V: Vector>(by: V, at: *const u8) -> V::Numbers {

@@ -1,7 +1,10 @@
 mod turned;
 
 use super::*;
-use crate::pages::{PAGE_BYTES, PageLayout, PagePool, SequenceKv};
+use crate::{
+    cpu::Simd,
+    pages::{PAGE_BYTES, PageLayout, PagePool, SequenceKv},
+};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use turned::{check_turned, turn};
