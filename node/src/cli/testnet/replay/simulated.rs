@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     members::Members,
     policy::{choice::Dispatch, routing::Asked},
-    replay::machines::{Arrival, Outcome, ReplayTrace},
+    replay::machines::{Arrival, Contention, Outcome, ReplayTrace},
 };
 use tsnode_protocol::{Advert, DeviceKind, PeerId, Phase, Plan, Seconds};
 use tsnode_simulator::{
@@ -231,6 +231,7 @@ fn simulated<T>(
         step: Seconds(0.0),
         cores: hosts.cores.clone(),
         hosts: hosts.shared(peers, &members),
+        contention: Contention::default(),
     };
     Ok(simulate(&live, run))
 }
