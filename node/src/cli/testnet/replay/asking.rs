@@ -1,0 +1,133 @@
+//! What the swarm is asked for: before the trace requests alone, by which it is known what is beside steps, and then the trace.
+
+use super::simulated::{Alone, AskedAlone};
+use crate::cli::{
+    bench::serve::{
+        arrivals::PlannedRequest,
+        client::{BenchTarget, LoadBounds, Run, load},
+        prompts::{PromptContent, Prompts},
+        report::Report,
+    },
+    exit::{Exit, ExitKind},
+};
+use indicatif::ProgressBar;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_testnet::Testnet;
+
+/// Requests asked one after another before the trace, for each peer with a model: what a step and a request take beside their layers.
+const ALONE: usize = 4;
+/// And of these at most, with answers of so many tokens, and then as many with longer ones: even the shorter ones are written for longer
+/// than their first token is on its way.
+const MOST_ALONE: usize = 24;
+const ANSWERS_ALONE: [u32; 2] = [24, 72];
+/// How long is looked at what processes use while nothing is asked.
+const IDLE: Duration = Duration::from_secs(3);
+/// How long one may run behind the last request's time.
+const DRAIN: Duration = Duration::from_secs(600);
+/// Requests at once.
+const AT_ONCE: usize = 1024;
+
+/// Whom requests are sent to, and with prompts of which seed.
+pub(super) struct Asking<'n> {
+    pub net: &'n Testnet,
+    pub target: Arc<BenchTarget>,
+    pub seed: u64,
+}
+
+impl Asking<'_> {
+    /// Requests as long as the trace's median one, one after another, and then for a while nothing.
+    pub async fn alone(&self, trace: &[PlannedRequest], peers: usize, context: u32) -> Result<Alone, Exit> {
+        let [short, long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context);
+        // The first of each peer finds cold caches, and is not counted.
+        let one = LoadBounds { concurrency: 1, longest: DRAIN };
+        self.all(self.seed ^ 1, &short[..peers.min(short.len())], one, pending(), |_, _| {}).await;
+        let asked = [self.asked_alone(!self.seed, short).await?, self.asked_alone(!self.seed ^ 1, long).await?];
+        let before = self.used();
+        tokio::time::sleep(IDLE).await;
+        Ok(Alone { asked, idle: (self.used() - before) / IDLE.as_secs_f64() })
+    }
+
+    async fn asked_alone(&self, seed: u64, planned: Vec<PlannedRequest>) -> Result<AskedAlone, Exit> {
+        let before = self.used();
+        let run = self.all(seed, &planned, LoadBounds { concurrency: 1, longest: DRAIN }, pending(), |_, _| {}).await;
+        let used = self.used() - before;
+        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
+        answered(&report, "a request alone is not answered")?;
+        Ok(AskedAlone { planned, report, used })
+    }
+
+    /// The trace's requests at their times, and how many processors were used.
+    pub async fn trace(
+        &self,
+        planned: &[PlannedRequest],
+        bar: &ProgressBar,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(Report, f64), Exit> {
+        let last = planned.last().map_or(Duration::ZERO, |request| request.at);
+        let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
+        let before = self.used();
+        let watch = |ended: usize, running: usize| {
+            bar.set_position(ended as u64);
+            bar.set_message(format!("{running} running"));
+        };
+        let run = self.all(self.seed, planned, bounds, stop, watch).await;
+        let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
+        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
+        answered(&report, "no request of the trace was answered")?;
+        Ok((report, processors))
+    }
+
+    async fn all(
+        &self,
+        seed: u64,
+        planned: &[PlannedRequest],
+        bounds: LoadBounds,
+        stop: impl Future<Output = ()>,
+        watch: impl Fn(usize, usize),
+    ) -> Run {
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed };
+        load(&self.target, prompts, planned, bounds, stop, watch).await
+    }
+
+    /// Processor time of all peers and of this process, which asks them (s).
+    fn used(&self) -> f64 {
+        let peers = (0..self.net.peers().len()).filter_map(|n| self.net.usage(n)).map(|(_, seconds)| seconds);
+        peers.sum::<f64>() + tsnode_testnet::own_processor_time().unwrap_or(0.0)
+    }
+}
+
+/// Nothing measured is an error.
+fn answered(report: &Report, what: &str) -> Result<(), Exit> {
+    if report.completed > 0 {
+        return Ok(());
+    }
+    let why = report.reasons.first().map_or("none ended in time", |(why, _)| why.as_str());
+    Err(Exit::new(ExitKind::Request, format!("{what}: {why}")))
+}
+
+/// Requests with prompts as long as the trace's median one and shorter answers, and as many with longer ones, to be asked one after another.
+fn alone(planned: &[PlannedRequest], requests: usize, context: u32) -> [Vec<PlannedRequest>; 2] {
+    let mut prompts: Vec<u32> = planned.iter().map(|p| p.prompt).collect();
+    prompts.sort_unstable();
+    let answers = ANSWERS_ALONE.map(|tokens| tokens.min(context / 2).max(1));
+    let room = context.saturating_sub(answers[1]).max(1);
+    let prompt = prompts.get(prompts.len() / 2).map_or(1, |tokens| (*tokens).min(room));
+    answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_alone_have_room_in_the_models_context() {
+        let trace: Vec<PlannedRequest> =
+            [10, 900, 1000].map(|prompt| PlannedRequest { at: Duration::ZERO, prompt, answer: 5 }).into();
+        let lengths = |context| alone(&trace, 3, context).map(|all| (all.len(), all[0].prompt, all[0].answer));
+        assert_eq!(lengths(1024), [(3, 900, 24), (3, 900, 72)]);
+        assert_eq!(lengths(100), [(3, 50, 24), (3, 50, 50)]);
+        assert_eq!(lengths(1), [(3, 1, 1); 2]);
+    }
+}
