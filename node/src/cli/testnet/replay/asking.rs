@@ -29,6 +29,9 @@ const DRAIN: Duration = Duration::from_secs(600);
 /// Requests at once.
 const AT_ONCE: usize = 1024;
 
+/// One after another.
+const ONE: LoadBounds = LoadBounds { concurrency: 1, longest: DRAIN };
+
 /// Whom requests are sent to, and with prompts of which seed.
 pub(super) struct Asking<'n> {
     pub net: &'n Testnet,
@@ -39,23 +42,23 @@ pub(super) struct Asking<'n> {
 impl Asking<'_> {
     /// Requests as long as the trace's median one, one after another, and then for a while nothing.
     pub async fn alone(&self, trace: &[PlannedRequest], peers: usize, context: u32) -> Result<Alone, Exit> {
-        let [short, long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context);
+        let peers = peers.max(1);
+        let [mut short, mut long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context).map(LoneSeries::of);
         // The first of each peer finds cold caches, and is not counted.
-        let one = LoadBounds { concurrency: 1, longest: DRAIN };
-        self.all(self.seed ^ 1, &short[..peers.min(short.len())], one, pending(), |_, _| {}).await;
-        let asked = [self.asked_alone(!self.seed, short).await?, self.asked_alone(!self.seed ^ 1, long).await?];
+        self.all(self.seed ^ 1, short.part(0, peers), ONE, pending(), |_, _| {}).await;
+        // In turns: a while in which all is slower is not to be one length's alone.
+        for turn in 0..short.planned.len().div_ceil(peers) {
+            for (n, series) in [&mut short, &mut long].into_iter().enumerate() {
+                let before = self.used();
+                let seed = !self.seed ^ (2 * turn + n) as u64;
+                let run = self.all(seed, series.part(turn, peers), ONE, pending(), |_, _| {}).await;
+                series.add(run, self.used() - before);
+            }
+        }
+        let asked = [short.ended()?, long.ended()?];
         let before = self.used();
         tokio::time::sleep(IDLE).await;
         Ok(Alone { asked, idle: (self.used() - before) / IDLE.as_secs_f64() })
-    }
-
-    async fn asked_alone(&self, seed: u64, planned: Vec<PlannedRequest>) -> Result<AskedAlone, Exit> {
-        let before = self.used();
-        let run = self.all(seed, &planned, LoadBounds { concurrency: 1, longest: DRAIN }, pending(), |_, _| {}).await;
-        let used = self.used() - before;
-        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
-        answered(&report, "a request alone is not answered")?;
-        Ok(AskedAlone { planned, report, used })
     }
 
     /// The trace's requests at their times, and how many processors were used.
@@ -95,6 +98,42 @@ impl Asking<'_> {
     fn used(&self) -> f64 {
         let peers = (0..self.net.peers().len()).filter_map(|n| self.net.usage(n)).map(|(_, seconds)| seconds);
         peers.sum::<f64>() + tsnode_testnet::own_processor_time().unwrap_or(0.0)
+    }
+}
+
+/// Requests of one length that are asked a few at a time.
+struct LoneSeries {
+    planned: Vec<PlannedRequest>,
+    run: Run,
+    used: f64,
+}
+
+impl LoneSeries {
+    fn of(planned: Vec<PlannedRequest>) -> Self {
+        Self { planned, run: Run::default(), used: 0.0 }
+    }
+
+    /// Those of a turn, of which each has so many.
+    fn part(&self, turn: usize, each: usize) -> &[PlannedRequest] {
+        self.planned.chunks(each).nth(turn).unwrap_or_default()
+    }
+
+    /// What came of a turn, and what processor time it took (s).
+    fn add(&mut self, run: Run, used: f64) {
+        self.run.outcomes.extend(run.outcomes);
+        self.run.cut += run.cut;
+        self.run.unsent += run.unsent;
+        self.run.took += run.took;
+        self.run.peak = self.run.peak.max(run.peak);
+        self.used += used;
+    }
+
+    fn ended(self) -> Result<AskedAlone, Exit> {
+        let Self { planned, run, used } = self;
+        // A turn counts its own from nought; all of them are alike.
+        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
+        answered(&report, "a request alone is not answered")?;
+        Ok(AskedAlone { planned, report, used })
     }
 }
 
