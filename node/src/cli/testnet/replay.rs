@@ -5,6 +5,7 @@ mod asking;
 mod compared;
 mod simulated;
 mod terms;
+mod together;
 
 use super::{config, exit, spinner, swarm_args};
 use crate::{
@@ -250,7 +251,8 @@ async fn replayed(
             set(&peer, about, policy).await?;
         }
     }
-    let card = only_model(&peer.view().await?)?;
+    let view = peer.view().await?;
+    let card = only_model(&view)?;
     let trace = trace.within(card.shape.context);
     let target = BenchTarget {
         peer,
@@ -260,8 +262,8 @@ async fn replayed(
         ignore_eos: true,
     };
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
-    let spinner = spinner("asking one request after another".into());
-    let hosting = peers.iter().filter(|peer| !peer.gateway).count();
+    let spinner = spinner("asking one request after another, and some at once".into());
+    let hosting = (peers.iter().filter(|peer| !peer.gateway).count(), hosts.at_once(&peers, &view));
     let alone = interrupts.unless(Box::pin(asking.alone(&trace.planned, hosting, card.shape.context))).await;
     spinner.finish_and_clear();
     let alone = alone?;

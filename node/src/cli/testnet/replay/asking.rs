@@ -1,19 +1,30 @@
-//! What the swarm is asked for: before the trace requests alone, by which it is known what is beside steps, and then the trace.
+//! What the swarm is asked for: before the trace requests alone, by which it is known what is beside steps, and some at once, by which it
+//! is what peers lose to each other; and then the trace.
 
-use super::simulated::{Alone, AskedAlone};
-use crate::cli::{
-    bench::serve::{
-        arrivals::PlannedRequest,
-        client::{BenchTarget, LoadBounds, Run, load},
-        prompts::{PromptContent, Prompts},
-        report::Report,
+use super::{
+    simulated::{Alone, AskedAlone},
+    together::{AskedTogether, ComputedRequest},
+};
+use crate::{
+    cli::{
+        ask::PeerClient,
+        bench::serve::{
+            arrivals::PlannedRequest,
+            client::{BenchTarget, LoadBounds, Run, load},
+            prompts::{PromptContent, Prompts},
+            report::Report,
+        },
+        exit::{Exit, ExitKind},
     },
-    exit::{Exit, ExitKind},
+    gateway::Trace,
 };
 use indicatif::ProgressBar;
+use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
+use tsnode_protocol::RequestId;
 use tsnode_testnet::Testnet;
 
 /// Requests asked one after another before the trace, for each peer with a model: what a step and a request take beside their layers.
@@ -22,6 +33,9 @@ const ALONE: usize = 4;
 /// than their first token is on its way.
 const MOST_ALONE: usize = 24;
 const ANSWERS_ALONE: [u32; 2] = [24, 72];
+/// Rounds of requests at once, of each number, and how many at once at most.
+const ROUNDS: usize = 8;
+const MOST_TOGETHER: usize = 16;
 /// How long is looked at what processes use while nothing is asked.
 const IDLE: Duration = Duration::from_secs(3);
 /// How long one may run behind the last request's time.
@@ -40,10 +54,17 @@ pub(super) struct Asking<'n> {
 }
 
 impl Asking<'_> {
-    /// Requests as long as the trace's median one, one after another, and then for a while nothing.
-    pub async fn alone(&self, trace: &[PlannedRequest], peers: usize, context: u32) -> Result<Alone, Exit> {
+    /// Requests as long as the trace's median one to so many peers: one after another, then up to `at_once` of them, whom processors of
+    /// their own compute, and then for a while nothing.
+    pub async fn alone(
+        &self,
+        trace: &[PlannedRequest],
+        (peers, at_once): (usize, usize),
+        context: u32,
+    ) -> Result<Alone, Exit> {
         let peers = peers.max(1);
         let [mut short, mut long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context).map(LoneSeries::of);
+        let mut traces = FreshTraces { peer: &self.target.peer, known: BTreeSet::new() };
         // The first of each peer finds cold caches, and is not counted.
         self.all(self.seed ^ 1, short.part(0, peers), ONE, pending(), |_, _| {}).await;
         // In turns: a while in which all is slower is not to be one length's alone.
@@ -53,12 +74,38 @@ impl Asking<'_> {
                 let seed = !self.seed ^ (2 * turn + n) as u64;
                 let run = self.all(seed, series.part(turn, peers), ONE, pending(), |_, _| {}).await;
                 series.add(run, self.used() - before);
+                series.computed.extend(traces.next(peers).await?);
             }
         }
         let asked = [short.ended()?, long.ended()?];
+        let together = match asked[1].planned.first() {
+            Some(request) => self.together(*request, at_once, &mut traces).await?,
+            None => Vec::new(),
+        };
         let before = self.used();
         tokio::time::sleep(IDLE).await;
-        Ok(Alone { asked, idle: (self.used() - before) / IDLE.as_secs_f64() })
+        Ok(Alone { asked, together, idle: (self.used() - before) / IDLE.as_secs_f64() })
+    }
+
+    /// Rounds of requests that come at the same time and end before the next do.
+    async fn together(
+        &self,
+        request: PlannedRequest,
+        most: usize,
+        traces: &mut FreshTraces<'_>,
+    ) -> Result<Vec<AskedTogether>, Exit> {
+        let mut all = Vec::new();
+        for at_once in numbers(most.min(MOST_TOGETHER)) {
+            let (planned, bounds) = (vec![request; at_once], LoadBounds { concurrency: at_once, ..ONE });
+            let (mut rounds, mut took) = (Vec::new(), Duration::ZERO);
+            for round in 0..ROUNDS {
+                let seed = !self.seed ^ (((at_once as u64) << 32) | round as u64);
+                took += self.all(seed, &planned, bounds, pending(), |_, _| {}).await.took;
+                rounds.push(traces.next(at_once).await?);
+            }
+            all.push(AskedTogether { at_once, answer: request.answer, rounds, took });
+        }
+        Ok(all)
     }
 
     /// The trace's requests at their times, and how many processors were used.
@@ -101,16 +148,49 @@ impl Asking<'_> {
     }
 }
 
+/// What the gateway that is asked says of requests that have ended.
+struct FreshTraces<'p> {
+    peer: &'p PeerClient,
+    known: BTreeSet<RequestId>,
+}
+
+/// What `/api/requests` lists, newest first.
+#[derive(Deserialize)]
+struct RequestList {
+    requests: Vec<ListedRequest>,
+}
+
+#[derive(Deserialize)]
+struct ListedRequest {
+    request: RequestId,
+}
+
+impl FreshTraces<'_> {
+    /// Where the newest were computed, so many at most, of which it was not asked before.
+    async fn next(&mut self, most: usize) -> Result<Vec<ComputedRequest>, Exit> {
+        let RequestList { requests } = self.peer.get("/api/requests").await?;
+        let mut computed = Vec::new();
+        for ListedRequest { request } in requests.into_iter().take(most) {
+            if self.known.insert(request) {
+                let trace: Trace = self.peer.get(&format!("/api/requests/{request}")).await?;
+                computed.extend(ComputedRequest::of(&trace));
+            }
+        }
+        Ok(computed)
+    }
+}
+
 /// Requests of one length that are asked a few at a time.
 struct LoneSeries {
     planned: Vec<PlannedRequest>,
     run: Run,
     used: f64,
+    computed: Vec<ComputedRequest>,
 }
 
 impl LoneSeries {
     fn of(planned: Vec<PlannedRequest>) -> Self {
-        Self { planned, run: Run::default(), used: 0.0 }
+        Self { planned, run: Run::default(), used: 0.0, computed: Vec::new() }
     }
 
     /// Those of a turn, of which each has so many.
@@ -129,11 +209,11 @@ impl LoneSeries {
     }
 
     fn ended(self) -> Result<AskedAlone, Exit> {
-        let Self { planned, run, used } = self;
+        let Self { planned, run, used, computed } = self;
         // A turn counts its own from nought; all of them are alike.
         let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
         answered(&report, "a request alone is not answered")?;
-        Ok(AskedAlone { planned, report, used })
+        Ok(AskedAlone { planned, report, used, computed })
     }
 }
 
@@ -156,9 +236,23 @@ fn alone(planned: &[PlannedRequest], requests: usize, context: u32) -> [Vec<Plan
     answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
 }
 
+/// How many are asked at once, one number after another: the most, and twice as many each time until there.
+fn numbers(most: usize) -> Vec<usize> {
+    let doubled = std::iter::successors(Some(2), |n| Some(n * 2)).take_while(|n| *n < most);
+    doubled.chain((most > 1).then_some(most)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn at_once_are_asked_up_to_as_many_as_have_processors() {
+        assert_eq!(
+            [0, 1, 2, 3, 4, 11].map(numbers),
+            [vec![], vec![], vec![2], vec![2, 3], vec![2, 4], vec![2, 4, 8, 11]]
+        );
+    }
 
     #[test]
     fn requests_alone_have_room_in_the_models_context() {

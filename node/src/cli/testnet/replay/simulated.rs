@@ -1,5 +1,6 @@
 //! The same requests in the simulator: on the plan that the swarm follows, by its peers' adverts.
 
+use super::together::{self, AskedTogether, ComputedRequest, PeerPlaces};
 use crate::{
     cli::{
         bench::serve::{
@@ -63,12 +64,22 @@ impl Hosts {
         self.cores.iter().sum()
     }
 
+    /// How many peers at most compute at once on processors of their own.
+    pub fn at_once(&self, peers: &[PeerInfo], view: &SwarmView) -> usize {
+        self.places(&self.shared(peers, view)).at_once()
+    }
+
+    fn places<'p>(&'p self, peers: &'p BTreeMap<PeerId, (usize, f64)>) -> PeerPlaces<'p> {
+        PeerPlaces { peers, cores: &self.cores }
+    }
+
     /// Who computes where: peers with a model in their order, the threads as they say.
-    fn shared(&self, peers: &[PeerInfo], members: &Members<'_>) -> BTreeMap<PeerId, (usize, f64)> {
+    fn shared(&self, peers: &[PeerInfo], view: &SwarmView) -> BTreeMap<PeerId, (usize, f64)> {
         let computing = peers.iter().filter(|peer| !peer.gateway).enumerate();
         let one = |(n, peer): (usize, &PeerInfo)| {
             let id: PeerId = peer.id.parse().ok()?;
-            let threads = members.get(&id)?.devices.iter().find_map(|device| match device.kind {
+            let advert = view.peers.iter().find(|peer| peer.id == id).map(|peer| &peer.advert)?;
+            let threads = advert.devices.iter().find_map(|device| match device.kind {
                 DeviceKind::Cpu { threads } => Some(f64::from(threads)),
                 DeviceKind::Cuda(_) => None,
             })?;
@@ -91,11 +102,15 @@ pub(super) struct AskedAlone {
     pub report: Report,
     /// Processor time that all processes used meanwhile (s).
     pub used: f64,
+    /// Where they were computed.
+    pub computed: Vec<ComputedRequest>,
 }
 
 /// Those with shorter answers, and then those with longer ones.
 pub(super) struct Alone {
     pub asked: [AskedAlone; 2],
+    /// Of the longer ones some at once, of each number that was tried.
+    pub together: Vec<AskedTogether>,
     /// Processors that all processes use while nothing is asked.
     pub idle: f64,
 }
@@ -197,6 +212,8 @@ pub(super) struct SwarmViews<'v> {
 #[derive(Debug)]
 pub(super) struct SimulatedReplay {
     pub overheads: Overheads,
+    /// What peers that compute at once lose to each other.
+    pub contention: Contention,
     /// Groups of each phase.
     pub groups: Vec<(Phase, usize)>,
     pub processors: f64,
@@ -206,7 +223,7 @@ pub(super) struct SimulatedReplay {
 }
 
 impl SimulatedReplay {
-    /// Of the requests that were asked alone, with what came of them, and of the trace's.
+    /// Of the requests that were asked alone and at once, with what came of them, and of the trace's.
     pub fn new(
         views: &SwarmViews<'_>,
         peers: &[PeerInfo],
@@ -223,14 +240,16 @@ impl SimulatedReplay {
         let arrivals: Vec<Arrival> = planned.iter().map(|p| arrival(p.at.as_secs_f64(), p.prompt, p.answer)).collect();
         let tokens: f64 = planned.iter().map(|p| f64::from(p.answer)).sum();
         let took = arrivals.last().map_or(1.0, |a| a.at.0.max(1.0));
+        let contention = contention(views.before, peers, hosts, alone, &overheads);
         let cores = overheads.left(&hosts.cores, arrivals.len() as f64 / took, tokens / took);
         let (outcome, groups) = simulated(views.in_force, peers, hosts, |live, run| {
-            let outcome = live.run(&arrivals, &LivePlanRun { step: overheads.step, cores, ..run });
+            let (step, contention) = (overheads.step, contention.clone());
+            let outcome = live.run(&arrivals, &LivePlanRun { step, cores, contention, ..run });
             let count = |phase| live.groups().iter().filter(|g| g.phase == phase).count();
             (outcome, [Phase::Prefill, Phase::Decode, Phase::Mixed].map(|phase| (phase, count(phase))))
         })?;
         let busy = outcome.busy.iter().sum();
-        Ok(Self { overheads, groups: groups.to_vec(), processors: hosts.processors(), busy, outcome })
+        Ok(Self { overheads, contention, groups: groups.to_vec(), processors: hosts.processors(), busy, outcome })
     }
 
     /// The time that a share of the requests does not pass (s).
@@ -255,6 +274,18 @@ impl SimulatedReplay {
     }
 }
 
+/// What peers that compute at once lose to each other, by the longer requests alone and at once.
+fn contention(
+    view: &SwarmView,
+    peers: &[PeerInfo],
+    hosts: &Hosts,
+    Alone { asked: [_, longer], together, .. }: &Alone,
+    overheads: &Overheads,
+) -> Contention {
+    let left = |requests: f64, tokens: f64| overheads.left(&hosts.cores, requests, tokens).iter().sum::<f64>();
+    together::contention(&longer.computed, together, hosts.places(&hosts.shared(peers, view)), left)
+}
+
 /// Runs on a view's plan what it is told to, with nothing beside steps.
 fn simulated<T>(
     view: &SwarmView,
@@ -274,7 +305,7 @@ fn simulated<T>(
         split: view.split,
         step: Seconds(0.0),
         cores: hosts.cores.clone(),
-        hosts: hosts.shared(peers, &members),
+        hosts: hosts.shared(peers, view),
         contention: Contention::default(),
     };
     Ok(simulate(&live, run))
@@ -332,7 +363,7 @@ mod tests {
         };
         let run = Run { outcomes: (0..4).map(outcome).collect(), took: Duration::from_secs(1), ..Run::default() };
         let planned = vec![PlannedRequest { at: Duration::ZERO, prompt: 9, answer }; 4];
-        AskedAlone { planned, report: Report::new(&run, |_| 9, Vec::new()), used }
+        AskedAlone { planned, report: Report::new(&run, |_| 9, Vec::new()), used, computed: Vec::new() }
     }
 
     /// A request for so many tokens in the simulator: its prompt, each step after it, and what is added to both (s).
@@ -357,7 +388,7 @@ mod tests {
             let used = 0.25 + 4.0 * (5e-3 + 3e-3 * f64::from(answer));
             asked(answer, (30 * MS, (10 + 2 * answer) * MS), used)
         });
-        let alone = Alone { asked: both, idle: 0.25 };
+        let alone = Alone { asked: both, together: Vec::new(), idle: 0.25 };
         // By their layers prompts take four milliseconds, and each step after them half a one.
         let trace = |answer: u32, step: f64| trace(answer, (4e-3, 5e-4), step);
         let simulate = |step: Seconds| Outcome {
@@ -385,7 +416,8 @@ mod tests {
     #[test]
     fn what_slowed_down_one_length_is_not_taken_for_an_ends_way() {
         let (shorter, longer) = ((50 * MS, (50 + 23 * 11) * MS), (50 * MS, (50 + 71 * 10) * MS));
-        let alone = Alone { asked: [asked(24, shorter, 0.0), asked(72, longer, 0.0)], idle: 0.0 };
+        let asked = [asked(24, shorter, 0.0), asked(72, longer, 0.0)];
+        let alone = Alone { asked, together: Vec::new(), idle: 0.0 };
         let simulate = |step: Seconds| Outcome {
             traces: [24, 72].map(|answer| trace(answer, (40e-3, 8e-3), step.0)).into(),
             ..Outcome::default()
