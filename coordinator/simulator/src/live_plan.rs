@@ -19,7 +19,7 @@ use tsnode_coordinator::{
         ReplayPlan,
         gated::ReplayGate,
         iteration_cost::IterationCost,
-        machines::{Arrival, Machine, Outcome, SharedCores},
+        machines::{Arrival, Contention, Machine, Outcome, SharedCores},
         pipeline::Pipeline,
     },
     scheduler::{
@@ -87,6 +87,8 @@ pub struct LivePlanRun {
     pub cores: Vec<f64>,
     /// Who computes on which of these hosts, with so many threads; others share with nobody.
     pub hosts: BTreeMap<PeerId, (usize, f64)>,
+    /// How much longer who computes there takes while others do: hosts are parts of one computer.
+    pub contention: Contention,
 }
 
 /// A model on a device that computes all of it, maybe beside others.
@@ -237,7 +239,8 @@ impl<'a> LivePlan<'a> {
             [alone] => how.hosts.get(&alone.peer).copied(),
             _ => None,
         };
-        SharedCores::new(how.cores.clone(), self.groups.iter().map(host).collect())
+        let cores = SharedCores::new(how.cores.clone(), self.groups.iter().map(host).collect());
+        cores.contended(how.contention.clone())
     }
 
     fn shelved(&self, evaluator: &mut Evaluator<'_>) -> Option<Vec<GroupNo>> {

@@ -2,6 +2,7 @@
 //! choice; how long it takes is the cost source's.
 
 mod changes;
+mod contention;
 mod cores;
 mod kv_links;
 mod replayed;
@@ -9,6 +10,7 @@ mod stages;
 mod tasks;
 
 pub use changes::OpeningMachine;
+pub use contention::{Contention, ContentionCurve};
 pub use cores::SharedCores;
 pub use kv_links::{Alike, KvLinks};
 pub use replayed::{Arrival, Outcome, ReplayTrace, SoFar};

@@ -1,9 +1,11 @@
 //! `tsnode testnet replay`: a trace on a swarm of real peers, and in the simulator on the same plan by the peers' own measured
 //! profiles: each figure of both, side by side.
 
+mod asking;
 mod compared;
 mod simulated;
 mod terms;
+mod together;
 
 use super::{config, exit, spinner, swarm_args};
 use crate::{
@@ -12,9 +14,8 @@ use crate::{
         bench::serve::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
-            client::{BenchTarget, Endpoint, LoadBounds, Run, load},
-            prompts::{PromptContent, Prompts},
-            report::{Metric, Report},
+            client::{BenchTarget, Endpoint},
+            report::Metric,
         },
         decimal,
         exit::{Exit, ExitKind},
@@ -25,12 +26,11 @@ use crate::{
     hardware::cores::Cores,
     view::SwarmView,
 };
+use asking::Asking;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use compared::ReplayComparison;
-use indicatif::ProgressBar;
 use serde_json::json;
-use simulated::{Alone, AskedAlone, Hosts, SimulatedReplay, SwarmViews};
-use std::future::pending;
+use simulated::{Hosts, SimulatedReplay, SwarmViews};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,18 +39,6 @@ use tsnode_protocol::ModelCard;
 use tsnode_simulator::trace;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
 
-/// Requests asked one after another before the trace, for each peer with a model: what a step and a request take beside their layers.
-const ALONE: usize = 4;
-/// And of these at most, with answers of so many tokens, and then as many with longer ones: even the shorter ones are written for longer
-/// than their first token is on its way.
-const MOST_ALONE: usize = 24;
-const ANSWERS_ALONE: [u32; 2] = [24, 72];
-/// How long is looked at what processes use while nothing is asked.
-const IDLE: Duration = Duration::from_secs(3);
-/// How long one may run behind the last request's time.
-const DRAIN: Duration = Duration::from_secs(600);
-/// Requests at once.
-const AT_ONCE: usize = 1024;
 /// How long a setting may take to be known, and between looks.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
@@ -263,7 +251,8 @@ async fn replayed(
             set(&peer, about, policy).await?;
         }
     }
-    let card = only_model(&peer.view().await?)?;
+    let view = peer.view().await?;
+    let card = only_model(&view)?;
     let trace = trace.within(card.shape.context);
     let target = BenchTarget {
         peer,
@@ -273,8 +262,8 @@ async fn replayed(
         ignore_eos: true,
     };
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
-    let spinner = spinner("asking one request after another".into());
-    let hosting = peers.iter().filter(|peer| !peer.gateway).count();
+    let spinner = spinner("asking one request after another, and some at once".into());
+    let hosting = (peers.iter().filter(|peer| !peer.gateway).count(), hosts.at_once(&peers, &view));
     let alone = interrupts.unless(Box::pin(asking.alone(&trace.planned, hosting, card.shape.context))).await;
     spinner.finish_and_clear();
     let alone = alone?;
@@ -329,84 +318,6 @@ impl PlansInForce {
     }
 }
 
-/// Whom requests are sent to, and with prompts of which seed.
-struct Asking<'n> {
-    net: &'n Testnet,
-    target: Arc<BenchTarget>,
-    seed: u64,
-}
-
-impl Asking<'_> {
-    /// Requests as long as the trace's median one, one after another, and then for a while nothing.
-    async fn alone(&self, trace: &[PlannedRequest], peers: usize, context: u32) -> Result<Alone, Exit> {
-        let [short, long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context);
-        // The first of each peer finds cold caches, and is not counted.
-        let one = LoadBounds { concurrency: 1, longest: DRAIN };
-        self.all(self.seed ^ 1, &short[..peers.min(short.len())], one, pending(), |_, _| {}).await;
-        let asked = [self.asked_alone(!self.seed, short).await?, self.asked_alone(!self.seed ^ 1, long).await?];
-        let before = self.used();
-        tokio::time::sleep(IDLE).await;
-        Ok(Alone { asked, idle: (self.used() - before) / IDLE.as_secs_f64() })
-    }
-
-    async fn asked_alone(&self, seed: u64, planned: Vec<PlannedRequest>) -> Result<AskedAlone, Exit> {
-        let before = self.used();
-        let run = self.all(seed, &planned, LoadBounds { concurrency: 1, longest: DRAIN }, pending(), |_, _| {}).await;
-        let used = self.used() - before;
-        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
-        answered(&report, "a request alone is not answered")?;
-        Ok(AskedAlone { planned, report, used })
-    }
-
-    /// The trace's requests at their times, and how many processors were used.
-    async fn trace(
-        &self,
-        planned: &[PlannedRequest],
-        bar: &ProgressBar,
-        stop: impl Future<Output = ()>,
-    ) -> Result<(Report, f64), Exit> {
-        let last = planned.last().map_or(Duration::ZERO, |request| request.at);
-        let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
-        let before = self.used();
-        let watch = |ended: usize, running: usize| {
-            bar.set_position(ended as u64);
-            bar.set_message(format!("{running} running"));
-        };
-        let run = self.all(self.seed, planned, bounds, stop, watch).await;
-        let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
-        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
-        answered(&report, "no request of the trace was answered")?;
-        Ok((report, processors))
-    }
-
-    async fn all(
-        &self,
-        seed: u64,
-        planned: &[PlannedRequest],
-        bounds: LoadBounds,
-        stop: impl Future<Output = ()>,
-        watch: impl Fn(usize, usize),
-    ) -> Run {
-        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed };
-        load(&self.target, prompts, planned, bounds, stop, watch).await
-    }
-
-    /// Processor time of all peers and of this process, which asks them (s).
-    fn used(&self) -> f64 {
-        let peers = (0..self.net.peers().len()).filter_map(|n| self.net.usage(n)).map(|(_, seconds)| seconds);
-        peers.sum::<f64>() + tsnode_testnet::own_processor_time().unwrap_or(0.0)
-    }
-}
-
-/// Nothing measured is an error.
-fn answered(report: &Report, what: &str) -> Result<(), Exit> {
-    if report.completed > 0 {
-        return Ok(());
-    }
-    let why = report.reasons.first().map_or("none ended in time", |(why, _)| why.as_str());
-    Err(Exit::new(ExitKind::Request, format!("{what}: {why}")))
-}
-
 /// What the peer that is asked has counted of its requests.
 async fn counted(peer: &PeerClient) -> Result<GatewayTotals, Exit> {
     let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
@@ -442,29 +353,9 @@ fn only_model(view: &SwarmView) -> Result<ModelCard, Exit> {
     model.ok_or_else(|| Exit::new(ExitKind::Unserved, "the swarm has no model"))
 }
 
-/// Requests with prompts as long as the trace's median one and shorter answers, and as many with longer ones, to be asked one after another.
-fn alone(planned: &[PlannedRequest], requests: usize, context: u32) -> [Vec<PlannedRequest>; 2] {
-    let mut prompts: Vec<u32> = planned.iter().map(|p| p.prompt).collect();
-    prompts.sort_unstable();
-    let answers = ANSWERS_ALONE.map(|tokens| tokens.min(context / 2).max(1));
-    let room = context.saturating_sub(answers[1]).max(1);
-    let prompt = prompts.get(prompts.len() / 2).map_or(1, |tokens| (*tokens).min(room));
-    answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn requests_alone_have_room_in_the_models_context() {
-        let trace: Vec<PlannedRequest> =
-            [10, 900, 1000].map(|prompt| PlannedRequest { at: Duration::ZERO, prompt, answer: 5 }).into();
-        let lengths = |context| alone(&trace, 3, context).map(|all| (all.len(), all[0].prompt, all[0].answer));
-        assert_eq!(lengths(1024), [(3, 900, 24), (3, 900, 72)]);
-        assert_eq!(lengths(100), [(3, 50, 24), (3, 50, 50)]);
-        assert_eq!(lengths(1), [(3, 1, 1); 2]);
-    }
 
     #[test]
     fn the_plan_counts_that_was_in_force_longest() {

@@ -9,6 +9,7 @@ use crate::cli::{
     exit::{Exit, ExitKind},
 };
 use serde_json::{Value, json};
+use tsnode_coordinator::replay::machines::Contention;
 use tsnode_simulator::plot::{Plot, Scale};
 
 /// How far medians and P90 of first tokens and whole answers may be off, and throughput, where nothing else is asked for.
@@ -104,6 +105,7 @@ impl ReplayComparison {
             time(overheads.asked.0),
             time(overheads.token.0)
         ));
+        lines.push(self.contended());
         lines.push(format!(
             "peers used {:.2} of {processors} processors, the simulator's computed on {busy:.2}",
             self.processor
@@ -116,6 +118,29 @@ impl ReplayComparison {
             lines.push(format!("on average a request's time went, live and simulated, into {}", all.join(", ")));
         }
         lines
+    }
+
+    /// Processors that computed at once, and how many times as long as alone prompts took then, and steps of answers.
+    fn contention(&self) -> Vec<(f64, f64, f64)> {
+        let Contention { prompts, answers } = &self.simulated.contention;
+        let mut busy: Vec<f64> = prompts.points().iter().chain(answers.points()).map(|(busy, _)| *busy).collect();
+        busy.sort_by(f64::total_cmp);
+        busy.dedup();
+        busy.into_iter().map(|busy| (busy, prompts.at(busy), answers.at(busy))).collect()
+    }
+
+    /// The same in words.
+    fn contended(&self) -> String {
+        let one = |(busy, prompts, answers): (f64, f64, f64)| {
+            format!(
+                "{busy} processors that compute at once take {prompts:.2} times as long for prompts, {answers:.2} for answers"
+            )
+        };
+        let all: Vec<String> = self.contention().into_iter().map(one).collect();
+        match all[..] {
+            [] => "no peers were seen to compute side by side: what they lose to each other is not simulated".into(),
+            _ => format!("beside a peer alone, {}", all.join("; ")),
+        }
     }
 
     /// Where requests' time went, live and simulated.
@@ -201,13 +226,18 @@ impl ReplayComparison {
         });
         let groups: Vec<Value> =
             self.simulated.groups.iter().map(|(phase, count)| json!({ "phase": phase, "groups": count })).collect();
+        let contention: Vec<Value> = self
+            .contention()
+            .into_iter()
+            .map(|(busy, prompts, answers)| json!({ "processors": busy, "prompts": prompts, "answers": answers }))
+            .collect();
         json!({
             "trace": self.trace, "cut_to_context": self.cut, "replanned": self.replanned, "groups": groups,
             "step_overhead_ms": self.simulated.overheads.step.0 * 1e3,
             "request_overhead_ms": self.simulated.overheads.request.0 * 1e3,
             "whole_overhead_ms": self.simulated.overheads.whole.0 * 1e3,
             "idle_processors": self.simulated.overheads.idle, "token_processor_ms": self.simulated.overheads.token.0 * 1e3,
-            "request_processor_ms": self.simulated.overheads.asked.0 * 1e3,
+            "request_processor_ms": self.simulated.overheads.asked.0 * 1e3, "contention": contention,
             "processors": self.simulated.processors, "processors_used": self.processor,
             "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
             "terms": terms, "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
@@ -239,7 +269,7 @@ mod tests {
     use std::time::Duration;
     use tsnode_coordinator::{
         policy::routing::Asked,
-        replay::machines::{self, Arrival, ReplayTrace},
+        replay::machines::{self, Arrival, ContentionCurve, ReplayTrace},
     };
     use tsnode_protocol::{Phase, Seconds};
     use tsnode_simulator::live_plan::Overheads;
@@ -276,8 +306,8 @@ mod tests {
         };
         let (terms, outcome) = (Some(LatencyTerms::simulated(&outcome(1.0), 0.0)), outcome(times));
         let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
-        let simulated =
-            SimulatedReplay { overheads: Overheads::default(), groups, processors: 2.0, busy: 0.5, outcome };
+        let (overheads, contention) = (Overheads::default(), Contention::default());
+        let simulated = SimulatedReplay { overheads, contention, groups, processors: 2.0, busy: 0.5, outcome };
         let live = Report::new(&run, |_| 10, Vec::new());
         ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
     }
@@ -317,5 +347,21 @@ mod tests {
         assert_eq!(slower.json()["figures"][0]["likely"], json!("prompt_steps"));
         let unknown = ReplayComparison { terms: None, ..slower };
         assert!(unknown.reasons()[0].contains("has counted no requests"), "{:?}", unknown.reasons());
+    }
+
+    #[test]
+    fn what_peers_lose_to_each_other_is_told() {
+        let mut found = compared(1.0);
+        let of = |found: &ReplayComparison| found.lines().into_iter().find(|line| line.contains("side by side"));
+        assert!(of(&found).is_some_and(|line| line.starts_with("no peers were seen")));
+        assert_eq!(found.json()["contention"], json!([]));
+        let curve = |points: &[(f64, f64)]| ContentionCurve::measured(1.0, points.iter().copied());
+        let (prompts, answers) = (curve(&[(2.0, 1.5), (4.0, 2.5)]), curve(&[(2.0, 1.25)]));
+        found.simulated.contention = Contention { prompts, answers };
+        let line = "beside a peer alone, 2 processors that compute at once take 1.50 times as long for prompts, 1.25 for answers; \
+                    4 processors that compute at once take 2.50 times as long for prompts, 1.25 for answers";
+        assert!(of(&found).is_none() && found.lines().iter().any(|told| told == line), "{:?}", found.lines());
+        let told = found.json()["contention"][0].clone();
+        assert_eq!(told, json!({ "processors": 2.0, "prompts": 1.5, "answers": 1.25 }));
     }
 }
