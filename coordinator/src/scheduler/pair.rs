@@ -254,7 +254,7 @@ impl WaitDistribution {
     /// The same where those who wait come a fixed time later still.
     fn within_after(&self, w: f64, later: f64) -> f64 {
         let kept = 1.0 - self.share * exp(-(w - later).max(0.0) / self.mean.0);
-        if w < 0.0 { 0.0 } else { kept }
+        if w >= 0.0 { kept } else { 0.0 }
     }
 
     /// P(W + V ≤ w) for another wait V, where those who wait for the first come a fixed time later still.
@@ -274,7 +274,7 @@ impl WaitDistribution {
             let waited = sum.within(v, exp(-v * per_a), exp(-v * per_b));
             let waited = if w < later { 0.0 } else { waited };
             let all = (1.0 - self.share) * (1.0 - other.share * exp(-now * per_b)) + self.share * waited;
-            *kept = if *w < 0.0 { 0.0 } else { all };
+            *kept = if *w >= 0.0 { all } else { 0.0 };
         }
     }
 
@@ -285,7 +285,7 @@ impl WaitDistribution {
             let v = w.max(0.0);
             let (ea, eb) = (exp(-v * per_a), exp(-v * per_b));
             let all = (1.0 - self.share) * (1.0 - other.share * eb) + self.share * sum.within(v, ea, eb);
-            *kept = if *w < 0.0 { 0.0 } else { all };
+            *kept = if *w >= 0.0 { all } else { 0.0 };
         }
     }
 
