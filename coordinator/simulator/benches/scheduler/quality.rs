@@ -64,7 +64,9 @@ fn table(seeds: &std::ops::Range<u64>) {
 
 /// The gap to the bound on 32 GPUs.
 pub fn gap() {
-    println!("| workload | links | requests/s | SLO | kept | bound | gap | found in |\n|---|---|---|---|---|---|---|---|");
+    println!(
+        "| workload | links | requests/s | SLO | kept | bound | gap | found in |\n|---|---|---|---|---|---|---|---|"
+    );
     for (workload, rate, scale) in CASES.into_iter().chain([("coding", 8.0, 8.0), ("conversation", 12.0, 8.0)]) {
         for links in LINKS {
             let cluster = shipped("cloud32", Column::Paper, links);
@@ -136,7 +138,8 @@ pub fn small() {
                     eprintln!("{workload} {links} {counts:?}: {} of {}", found.value, best.value);
                 }
                 worst = worst.min(found.value / best.value);
-                above += usize::from(bound::attainment_beyond(&problem, 0.0).is_some_and(|b| best.attainment > b + 1e-9));
+                above +=
+                    usize::from(bound::attainment_beyond(&problem, 0.0).is_some_and(|b| best.attainment > b + 1e-9));
             }
             println!(
                 "| {workload} | {links} | {clusters} | {:.1} % | {:.1} % | {worst:.5} | {above} |",

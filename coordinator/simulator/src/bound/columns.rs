@@ -133,10 +133,11 @@ impl<'p> Columns<'p> {
                     continue;
                 }
                 looks += 1;
-                if let Some((gain, link)) = self.best_link(valued, prices, (i, *j), request + paid + also) {
-                    if best.is_none_or(|b| gain > b.0) {
-                        best = Some((gain, Key::Pair { prefill: i, decode: *j, link }));
-                    }
+                let Some((gain, link)) = self.best_link(valued, prices, (i, *j), request + paid + also) else {
+                    continue;
+                };
+                if best.is_none_or(|b| gain > b.0) {
+                    best = Some((gain, Key::Pair { prefill: i, decode: *j, link }));
                 }
             }
             found.extend(best.map(|b| b.1));
