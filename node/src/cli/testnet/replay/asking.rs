@@ -156,7 +156,7 @@ struct FreshTraces<'p> {
 
 /// What `/api/requests` lists, newest first.
 #[derive(Deserialize)]
-struct RequestList {
+struct ListedRequests {
     requests: Vec<ListedRequest>,
 }
 
@@ -168,7 +168,7 @@ struct ListedRequest {
 impl FreshTraces<'_> {
     /// Where the newest were computed, so many at most, of which it was not asked before.
     async fn next(&mut self, most: usize) -> Result<Vec<ComputedRequest>, Exit> {
-        let RequestList { requests } = self.peer.get("/api/requests").await?;
+        let ListedRequests { requests } = self.peer.get("/api/requests").await?;
         let mut computed = Vec::new();
         for ListedRequest { request } in requests.into_iter().take(most) {
             if self.known.insert(request) {

@@ -1,6 +1,6 @@
 //! The same requests in the simulator: on the plan that the swarm follows, by its peers' adverts.
 
-use super::together::{self, AskedTogether, ComputedRequest, PeerPlaces};
+use super::together::{self, AskedTogether, ComputedRequest, PeersOnHosts};
 use crate::{
     cli::{
         bench::serve::{
@@ -69,8 +69,8 @@ impl Hosts {
         self.places(&self.shared(peers, view)).at_once()
     }
 
-    fn places<'p>(&'p self, peers: &'p BTreeMap<PeerId, (usize, f64)>) -> PeerPlaces<'p> {
-        PeerPlaces { peers, cores: &self.cores }
+    fn places<'p>(&'p self, peers: &'p BTreeMap<PeerId, (usize, f64)>) -> PeersOnHosts<'p> {
+        PeersOnHosts { peers, cores: &self.cores }
     }
 
     /// Who computes where: peers with a model in their order, the threads as they say.

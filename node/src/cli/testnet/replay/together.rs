@@ -57,12 +57,12 @@ impl AskedTogether {
 
 /// Who computes where: peers by their hosts and threads, and processors of each host.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PeerPlaces<'p> {
+pub(super) struct PeersOnHosts<'p> {
     pub peers: &'p BTreeMap<PeerId, (usize, f64)>,
     pub cores: &'p [f64],
 }
 
-impl PeerPlaces<'_> {
+impl PeersOnHosts<'_> {
     /// How many peers at most have processors of their own while all of them compute.
     pub fn at_once(&self) -> usize {
         let mut peers: Vec<(usize, f64)> = self.peers.values().copied().collect();
@@ -103,7 +103,7 @@ impl PeerPlaces<'_> {
 pub(super) fn contention(
     alone: &[ComputedRequest],
     together: &[AskedTogether],
-    places: PeerPlaces<'_>,
+    places: PeersOnHosts<'_>,
     left: impl Fn(f64, f64) -> f64,
 ) -> Contention {
     let curve = |part: fn(&ComputedRequest) -> ComputedPart| {
@@ -123,7 +123,7 @@ fn slower(
     asked: &AskedTogether,
     part: fn(&ComputedRequest) -> ComputedPart,
     lone: &BTreeMap<PeerId, f64>,
-    places: PeerPlaces<'_>,
+    places: PeersOnHosts<'_>,
     left: f64,
 ) -> Vec<(u32, f64)> {
     let mut times = Vec::new();
@@ -179,7 +179,7 @@ mod tests {
     fn what_is_slower_at_once_is_so_beside_what_it_was_alone_at_the_same_peer() {
         let (alone, together) = asked();
         let peers = BTreeMap::from([(peer(1), (0, 1.0)), (peer(2), (0, 1.0))]);
-        let places = PeerPlaces { peers: &peers, cores: &[2.0] };
+        let places = PeersOnHosts { peers: &peers, cores: &[2.0] };
         assert_eq!(together.rates(), (2.0, 100.0));
         let found = contention(&alone, std::slice::from_ref(&together), places, |requests, tokens| {
             assert_eq!((requests, tokens), (2.0, 100.0));
@@ -194,7 +194,7 @@ mod tests {
         assert!(near(&prompts, 2.0, 1.2) && near(&answers, 2.0, 1.0), "{found:?}");
         // Two on one processor take turns, which is no contention; of a peer that nobody knows nothing is said.
         for (peers, cores) in [(peers.clone(), [1.0]), (BTreeMap::from([(peer(1), (0, 1.0))]), [2.0])] {
-            let places = PeerPlaces { peers: &peers, cores: &cores };
+            let places = PeersOnHosts { peers: &peers, cores: &cores };
             let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| 2.0);
             assert!(points(&found).iter().all(Vec::is_empty), "{cores:?}");
         }
@@ -204,7 +204,7 @@ mod tests {
     fn as_many_at_once_as_have_processors_of_their_own() {
         fn at_once(peers: &[(usize, f64)], cores: &[f64]) -> usize {
             let peers: BTreeMap<PeerId, (usize, f64)> = (1..).map(peer).zip(peers.iter().copied()).collect();
-            PeerPlaces { peers: &peers, cores }.at_once()
+            PeersOnHosts { peers: &peers, cores }.at_once()
         }
         assert_eq!(at_once(&[(0, 1.0); 4], &[2.0]), 2);
         assert_eq!(at_once(&[(0, 2.0), (0, 1.0), (0, 1.0)], &[3.0]), 2, "those with fewer threads first");
