@@ -182,6 +182,7 @@ impl Simd {
     }
 
     /// See [`wire::unpack_keys`].
+    #[expect(clippy::too_many_arguments, reason = "a block's codes, what it is unpacked with, and where to")]
     pub(crate) fn unpack_keys(
         self,
         turn: &KeyRotation,

@@ -6,10 +6,8 @@
 //! frequency are all there is to know of a model, and the turn that is common to a block changes no range much.
 
 use super::{
-    BLOCK, BlockRows, BlockShape, GatheredRows, Groups,
-    cache_lines::Lines,
-    choose, decode, encode, low_high,
-    plain::{encode_alone, store},
+    BLOCK, BlockRows, BlockShape, GatheredRows, Groups, cache_lines::Lines, choose, decode, encode, low_high,
+    plain::store,
 };
 use crate::{
     cpu::Dtype,
@@ -110,7 +108,7 @@ pub(crate) fn pack_key_alone(
     let t = form.tokens - 1;
     let back = bytemuck::cast_slice_mut(scratch.turned.fit(form.dim));
     turn_back(turn, t, (rows.as_slice()[t], rows.dtype), back);
-    encode_alone(form, back, Dtype::F32, scratch.groups, cells);
+    super::encode_alone(form, back, Dtype::F32, scratch.groups, cells);
 }
 
 /// Unpacks rows of keys from the `first` on, as many as `out` has room for, and turns them on to their places.

@@ -278,6 +278,7 @@ unsafe fn turned<V: Packs<N>, const BACK: bool, const N: usize>(
 
 /// See [`wire::unpack_keys`].
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "a block's codes, what it is unpacked with, and where to")]
 pub(in super::super::super) fn unpack_keys<V: Packs<N>, const N: usize>(
     by: V,
     turn: &KeyRotation,
