@@ -282,7 +282,7 @@ fn contention(
     Alone { asked: [_, longer], together, .. }: &Alone,
     overheads: &Overheads,
 ) -> Contention {
-    let left = |requests: f64, tokens: f64| overheads.left(&hosts.cores, requests, tokens).iter().sum::<f64>();
+    let left = |requests: f64, tokens: f64| overheads.left(&hosts.cores, requests, tokens);
     together::contention(&longer.computed, together, hosts.places(&hosts.shared(peers, view)), left)
 }
 

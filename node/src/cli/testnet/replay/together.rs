@@ -78,8 +78,8 @@ impl PeersOnHosts<'_> {
         fit
     }
 
-    /// Processors that these are computed on side by side; none where one peer has two of them, or one processor two threads.
-    fn busy(&self, parts: &[ComputedPart]) -> Option<f64> {
+    /// Threads on each host by which these are computed side by side; none where one peer has two of them, or one processor two threads.
+    fn side_by_side(&self, parts: &[ComputedPart]) -> Option<Vec<f64>> {
         let peers: BTreeSet<PeerId> = parts.iter().map(|part| part.peer).collect();
         let mut threads = vec![0.0_f64; self.cores.len()];
         for peer in &peers {
@@ -88,7 +88,7 @@ impl PeersOnHosts<'_> {
         }
         let is_side_by_side =
             peers.len() == parts.len() && threads.iter().zip(self.cores).all(|(all, cores)| all <= cores);
-        is_side_by_side.then(|| threads.iter().sum::<f64>())
+        is_side_by_side.then_some(threads)
     }
 
     /// Most threads of a peer.
@@ -98,19 +98,21 @@ impl PeersOnHosts<'_> {
 }
 
 /// How much longer computing takes the more processors compute, by requests alone and at once of the same lengths. Each is held against
-/// those alone of the same peer. What is done beside steps takes a part of the processors, too: `left` says what it leaves at so many
-/// requests and tokens a second, which is not counted once more.
+/// those alone of the same peer. What is done beside steps takes a part of the processors, too: `left` says what it leaves of each host's
+/// at so many requests and tokens a second, as the simulator has it ([`SharedCores`]), and that is not counted once more.
+///
+/// [`SharedCores`]: tsnode_coordinator::replay::machines::SharedCores
 pub(super) fn contention(
     alone: &[ComputedRequest],
     together: &[AskedTogether],
     places: PeersOnHosts<'_>,
-    left: impl Fn(f64, f64) -> f64,
+    left: impl Fn(f64, f64) -> Vec<f64>,
 ) -> Contention {
     let curve = |part: fn(&ComputedRequest) -> ComputedPart| {
         let lone = medians(alone.iter().map(part).map(|part| (part.peer, part.took)));
         let times = together.iter().flat_map(|asked| {
             let (requests, tokens) = asked.rates();
-            slower(asked, part, &lone, places, left(requests, tokens))
+            slower(asked, part, &lone, places, &left(requests, tokens))
         });
         let points = medians(times).into_iter().map(|(busy, times)| (f64::from(busy), times));
         ContentionCurve::measured(places.threads(), points)
@@ -124,15 +126,19 @@ fn slower(
     part: fn(&ComputedRequest) -> ComputedPart,
     lone: &BTreeMap<PeerId, f64>,
     places: PeersOnHosts<'_>,
-    left: f64,
+    left: &[f64],
 ) -> Vec<(u32, f64)> {
     let mut times = Vec::new();
     for round in asked.rounds.iter().filter(|round| round.len() == asked.at_once) {
         let parts: Vec<ComputedPart> = round.iter().map(part).collect();
-        let Some(busy) = places.busy(&parts).filter(|busy| *busy > 0.0) else { continue };
-        let had = (left / busy).min(1.0);
-        let of_alone = parts.iter().filter_map(|part| Some(part.took / lone.get(&part.peer)? * had));
-        times.extend(of_alone.map(|times| (busy as u32, times)));
+        let Some(threads) = places.side_by_side(&parts) else { continue };
+        let busy = threads.iter().sum::<f64>() as u32;
+        let of_alone = |part: &ComputedPart| {
+            let (host, _) = *places.peers.get(&part.peer)?;
+            let had = (left.get(host)? / threads[host]).min(1.0);
+            Some((busy, part.took / lone.get(&part.peer)? * had))
+        };
+        times.extend(parts.iter().filter_map(of_alone));
     }
     times
 }
@@ -183,19 +189,25 @@ mod tests {
         assert_eq!(together.rates(), (2.0, 100.0));
         let found = contention(&alone, std::slice::from_ref(&together), places, |requests, tokens| {
             assert_eq!((requests, tokens), (2.0, 100.0));
-            2.0
+            vec![2.0]
         });
         let points = |found: &Contention| [found.prompts.points().to_vec(), found.answers.points().to_vec()];
         let [prompts, answers] = points(&found);
         assert!(near(&prompts, 2.0, 1.5) && near(&answers, 2.0, 1.25), "{found:?}");
         // A fifth of both processors went to what is beside steps; with that answers lost nothing to each other.
-        let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| 1.6);
+        let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| vec![1.6]);
+        let [prompts, answers] = points(&found);
+        assert!(near(&prompts, 2.0, 1.2) && near(&answers, 2.0, 1.0), "{found:?}");
+        // The same of each processor that one peer has to itself, whatever is left of others.
+        let apart = BTreeMap::from([(peer(1), (0, 1.0)), (peer(2), (1, 1.0))]);
+        let places = PeersOnHosts { peers: &apart, cores: &[1.0; 3] };
+        let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| vec![0.8, 0.8, 1.0]);
         let [prompts, answers] = points(&found);
         assert!(near(&prompts, 2.0, 1.2) && near(&answers, 2.0, 1.0), "{found:?}");
         // Two on one processor take turns, which is no contention; of a peer that nobody knows nothing is said.
         for (peers, cores) in [(peers.clone(), [1.0]), (BTreeMap::from([(peer(1), (0, 1.0))]), [2.0])] {
             let places = PeersOnHosts { peers: &peers, cores: &cores };
-            let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| 2.0);
+            let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| vec![2.0]);
             assert!(points(&found).iter().all(Vec::is_empty), "{cores:?}");
         }
     }
