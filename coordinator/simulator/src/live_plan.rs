@@ -85,6 +85,8 @@ pub struct LivePlanRun {
     pub step: Seconds,
     /// Processors of each host.
     pub cores: Vec<f64>,
+    /// As many of them as what is done beside steps leaves.
+    pub left: Vec<f64>,
     /// Who computes on which of these hosts, with so many threads; others share with nobody.
     pub hosts: BTreeMap<PeerId, (usize, f64)>,
     /// How much longer who computes there takes while others do: hosts are parts of one computer.
@@ -240,7 +242,7 @@ impl<'a> LivePlan<'a> {
             _ => None,
         };
         let cores = SharedCores::new(how.cores.clone(), self.groups.iter().map(host).collect());
-        cores.contended(how.contention.clone())
+        cores.leaving(how.left.clone()).contended(how.contention.clone())
     }
 
     fn shelved(&self, evaluator: &mut Evaluator<'_>) -> Option<Vec<GroupNo>> {

@@ -45,8 +45,8 @@ fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u
 
 fn usual() -> LivePlanRun {
     let (dispatch, split) = (Dispatch::Live, SplitChoice::Always);
-    let contention = Contention::default();
-    LivePlanRun { dispatch, split, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new(), contention }
+    let (cores, contention) = (vec![1.0], Contention::default());
+    LivePlanRun { dispatch, split, step: Seconds(0.0), left: cores.clone(), cores, hosts: BTreeMap::new(), contention }
 }
 
 /// One request alone: four layers by their profile, and behind them the output head by the device's speeds.
@@ -143,7 +143,7 @@ fn peers_beside_each_other_lose_what_was_measured() {
     let hosts: BTreeMap<PeerId, (usize, f64)> = adverts.keys().map(|id| (*id, (0, 1.0))).collect();
     let curve = |times| ContentionCurve::measured(1.0, [(2.0, times)]);
     let times = |contention| {
-        let how = LivePlanRun { cores: vec![2.0], hosts: hosts.clone(), contention, ..usual() };
+        let how = LivePlanRun { cores: vec![2.0], left: vec![2.0], hosts: hosts.clone(), contention, ..usual() };
         let traces = run(&adverts, &plan, &[(0.0, 100, 20), (0.0, 100, 20)], &how).traces;
         let routes: Vec<_> = traces.iter().map(|t| t.route.unwrap()).collect();
         assert!(routes[0].prompt != routes[1].prompt && routes.iter().all(|r| r.prompt == r.answer), "{routes:?}");

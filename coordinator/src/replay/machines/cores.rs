@@ -9,6 +9,8 @@ use crate::policy::batching::Batch;
 pub struct SharedCores {
     /// Processors of each host.
     cores: Vec<f64>,
+    /// As many of them as there are for machines.
+    left: Vec<f64>,
     /// Of each machine its host, and the threads that it computes with; none where it shares with nobody.
     machines: Vec<Option<(usize, f64)>>,
     contention: Contention,
@@ -18,7 +20,13 @@ impl SharedCores {
     /// Hosts with so many processors, and machines on them.
     #[must_use]
     pub fn new(cores: Vec<f64>, machines: Vec<Option<(usize, f64)>>) -> Self {
-        Self { cores, machines, contention: Contention::default() }
+        Self { left: cores.clone(), cores, machines, contention: Contention::default() }
+    }
+
+    /// The same where what is done beside machines leaves so many processors of each host.
+    #[must_use]
+    pub fn leaving(self, left: Vec<f64>) -> Self {
+        Self { left, ..self }
     }
 
     /// The same where hosts are parts of one computer, whose processors take longer the more of them compute.
@@ -42,15 +50,15 @@ impl SharedCores {
         threads
     }
 
-    /// Processors that compute with so many threads on each host. Of one a part may be left for machines: it computes all the same.
+    /// Processors that compute with so many threads on each host. What is left of one for machines may be a part: it computes all the same.
     fn busy(&self, threads: &[f64]) -> f64 {
-        threads.iter().zip(&self.cores).map(|(threads, cores)| threads.min(cores.ceil())).sum()
+        threads.iter().zip(&self.cores).map(|(threads, cores)| threads.min(*cores)).sum()
     }
 
     /// What of its speed a machine of this host has that runs this batch, beside so many threads on each of them.
     fn speed(&self, host: usize, batch: &Batch, threads: &[f64]) -> f64 {
-        let part = match (self.cores.get(host), threads.get(host)) {
-            (Some(cores), Some(threads)) if threads > cores => cores / threads,
+        let part = match (self.left.get(host), threads.get(host)) {
+            (Some(left), Some(threads)) if threads > left => left / threads,
             _ => 1.0,
         };
         part / self.contention.times(batch, self.busy(threads))
@@ -194,8 +202,11 @@ mod tests {
         assert_eq!(ends(pinned(3)), [2.0, 3.5, 2.0]);
         // The same two alone: one processor computes, however many threads it has.
         assert_eq!(ends_of(&[(0.0, 1), (0.0, 1)], pinned(2)), [2.0, 2.0]);
-        // Of two processors what is done beside machines leaves one and a half: two compute, each with three quarters.
-        let left = SharedCores::new(vec![1.5], vec![Some((0, 1.0)); 2]).contended(contention());
-        assert_eq!(ends_of(&[(0.0, 1), (0.0, 1)], Some(left)), [2.0, 2.0]);
+        // Of two processors what is done beside machines leaves one and a half: two compute, each with three quarters. So they do where
+        // it leaves three quarters of one, each with three eighths.
+        for (left, end) in [(1.5, 2.0), (0.75, 4.0)] {
+            let two = SharedCores::new(vec![2.0], vec![Some((0, 1.0)); 2]).leaving(vec![left]).contended(contention());
+            assert_eq!(ends_of(&[(0.0, 1), (0.0, 1)], Some(two)), [end; 2], "{left}");
+        }
     }
 }

@@ -241,10 +241,10 @@ impl SimulatedReplay {
         let tokens: f64 = planned.iter().map(|p| f64::from(p.answer)).sum();
         let took = arrivals.last().map_or(1.0, |a| a.at.0.max(1.0));
         let contention = contention(views.before, peers, hosts, alone, &overheads);
-        let cores = overheads.left(&hosts.cores, arrivals.len() as f64 / took, tokens / took);
+        let left = overheads.left(&hosts.cores, arrivals.len() as f64 / took, tokens / took);
         let (outcome, groups) = simulated(views.in_force, peers, hosts, |live, run| {
             let (step, contention) = (overheads.step, contention.clone());
-            let outcome = live.run(&arrivals, &LivePlanRun { step, cores, contention, ..run });
+            let outcome = live.run(&arrivals, &LivePlanRun { step, left, contention, ..run });
             let count = |phase| live.groups().iter().filter(|g| g.phase == phase).count();
             (outcome, [Phase::Prefill, Phase::Decode, Phase::Mixed].map(|phase| (phase, count(phase))))
         })?;
@@ -305,6 +305,7 @@ fn simulated<T>(
         split: view.split,
         step: Seconds(0.0),
         cores: hosts.cores.clone(),
+        left: hosts.cores.clone(),
         hosts: hosts.shared(peers, view),
         contention: Contention::default(),
     };
