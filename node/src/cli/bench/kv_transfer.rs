@@ -169,7 +169,7 @@ impl CoresApart {
     fn of(cores: usize, threads: usize) -> Result<Self, Exit> {
         if cores < 2 * threads {
             let what = format!("--apart wants {threads} cores for each peer, and there are {cores}: set --threads");
-            return Err(Exit::new(Kind::Usage, what));
+            return Err(Exit::new(ExitKind::Usage, what));
         }
         let last = cores - 1;
         Ok(Self { peers: [format!("0-{last}"), format!("{threads}-{last}")] })

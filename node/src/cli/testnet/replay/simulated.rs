@@ -190,7 +190,7 @@ impl Alone {
 
     /// Processor time of one of these requests beside its steps (s), whose processors are taken by them in the simulator.
     fn beside(&self, n: usize, stepped: &Outcome, threads: f64) -> f64 {
-        let AskedAlone { planned, report, used } = &self.asked[n];
+        let AskedAlone { planned, report, used, .. } = &self.asked[n];
         let requests = planned.len().max(1) as f64;
         let computed = self.of(stepped, n, |t| (t.end - t.arrival.at - t.sending).0).mean();
         (used - self.idle * report.duration.as_secs_f64()) / requests - computed * threads
