@@ -170,6 +170,10 @@ mod tests {
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
         assert!(svg.contains("fill=\"#FFFFFF\""), "a light ground: {svg}");
         assert!(Plot { rates: &[], series: &[], ..plot }.svg().contains("requests/s"));
+        for scale in [Scale::Seconds, Scale::ByteRate, Scale::Multiples] {
+            let nothing = [("none".to_owned(), vec![f64::NAN])];
+            assert!(Plot { rates: &[0.0], series: &nothing, scale, ..plot }.svg().contains("none"), "of nothing, too");
+        }
     }
 
     #[test]
