@@ -23,7 +23,7 @@ KNOWS = re.compile(
 ROOMS = [
     "node/src/platform",
     "testnet/src/platform",
-    "kernels/src/cpu/avx512/tiles",
+    "kernels/src/cpu/avx512/amx",
     "kernels/src/cuda/emulator",
     "kernels/src/cuda/libraries",
     "kernels/src/environment",

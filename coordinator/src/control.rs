@@ -12,7 +12,6 @@ mod adoption;
 mod adverts;
 mod ballot;
 mod calls;
-mod check;
 mod config;
 pub mod detector;
 mod events;
@@ -21,6 +20,7 @@ mod leader_rank;
 mod liveness;
 mod member;
 mod own;
+mod plan_check;
 mod planning;
 mod reload;
 mod settings;
@@ -30,12 +30,12 @@ mod view;
 mod voice;
 
 pub use calls::Calls;
-pub use check::Infeasible;
 pub use config::ControlConfig;
 pub use detector::Silence;
 pub use events::{Action, Down, Event, Reject};
 pub use liveness::digest_every;
 pub use member::{Member, Presence};
+pub use plan_check::Infeasible;
 pub use planning::PlannerInput;
 
 use crate::{

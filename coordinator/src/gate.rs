@@ -10,10 +10,15 @@
 //! What either side has of it from before is not computed again. An answer that goes on elsewhere is computed anew behind its
 //! prompt, on both ways.
 //!
-//! Prompts take what devices were measured to take, where that is known.
+//! Prompts take what devices were measured to take, where that is known; stages of a pipeline compute theirs side by side
+//! ([`GroupCost`]).
 //!
 //! Which packing is quicker changes from one request to the next, and tokens rest on it ([`kv_codec`]): who wants the same tokens
 //! every time fixes it.
+
+mod group_cost;
+
+pub use group_cost::GroupCost;
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -167,8 +172,8 @@ impl std::ops::Add for PromptCost {
 /// One side of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateSide {
-    /// What all its stages take, one after the other.
-    pub cost: PromptCost,
+    /// What prompts take there.
+    pub cost: GroupCost,
     /// Prompt tokens waiting there.
     pub pending_tokens: u32,
     /// Sequences decoding there.
@@ -179,7 +184,7 @@ impl GateSide {
     /// Until a prompt that comes now is computed, of which `has` tokens are there.
     fn time(&self, tokens: u32, has: u32) -> Seconds {
         let has = has.min(tokens.saturating_sub(1));
-        self.cost.of(tokens - has, has) + Seconds(self.cost.token * f64::from(self.pending_tokens))
+        self.cost.of(tokens - has, has) + self.cost.behind(self.pending_tokens)
     }
 }
 

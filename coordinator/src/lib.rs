@@ -14,6 +14,7 @@ pub mod control;
 pub mod default_model;
 pub mod encoding;
 pub mod fallback;
+mod fast_map;
 pub mod gate;
 pub mod gateway;
 pub mod kv_streams;

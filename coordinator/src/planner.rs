@@ -29,7 +29,7 @@ pub struct PlanDraft {
 
 /// What a planner is told to do.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wish {
+pub struct PlanOptions {
     /// Groups to form, if not the scheduler's choice.
     pub layout: Option<GroupLayout>,
     /// Whether groups that do both may be.
@@ -39,20 +39,20 @@ pub struct Wish {
 /// Makes plans from views, and values them. Whoever has one view has one answer: peers must come to the same values.
 pub trait Planner: fmt::Debug + Send + Sync {
     /// A plan for everybody, made while `standing` is in force.
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft;
+    fn plan(&self, members: &Members<'_>, wish: &PlanOptions, standing: Option<&Plan>) -> PlanDraft;
     /// What stands of a plan after a loss, with nothing to load; `None` if that does not serve every model.
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft>;
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft>;
     /// The same with devices that have no part in the plan in groups of their own beside it.
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft>;
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft>;
     /// What a plan is worth.
-    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64;
+    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> f64;
     /// How requests are to be routed and steps formed on a draft, for models of which members have left that to measurement;
     /// `before` is what was chosen until now.
     fn choose(
         &self,
         draft: &PlanDraft,
         members: &Members<'_>,
-        wish: &Wish,
+        wish: &PlanOptions,
         before: &[PolicyChoice],
     ) -> Vec<PolicyChoice> {
         let _ = (draft, members, wish, before);
@@ -65,19 +65,19 @@ pub trait Planner: fmt::Debug + Send + Sync {
 pub struct Scheduler;
 
 impl Planner for Scheduler {
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
+    fn plan(&self, members: &Members<'_>, wish: &PlanOptions, standing: Option<&Plan>) -> PlanDraft {
         plan(members, wish, standing)
     }
 
-    fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+    fn flip(&self, old: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
         flip(old, members, wish)
     }
 
-    fn grow(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+    fn grow(&self, old: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
         grow(old, members, wish)
     }
 
-    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
+    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> f64 {
         value(plan, members, wish)
     }
 
@@ -85,7 +85,7 @@ impl Planner for Scheduler {
         &self,
         draft: &PlanDraft,
         members: &Members<'_>,
-        wish: &Wish,
+        wish: &PlanOptions,
         before: &[PolicyChoice],
     ) -> Vec<PolicyChoice> {
         live::choose(&draft.groups, &draft.routes, members, wish.split, before)
@@ -105,7 +105,7 @@ const REASON_CHARS: usize = 250;
 /// Plans for every model some device has; a device may have groups of several. Groups that a person laid out and that stand are
 /// left alone.
 #[must_use]
-pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
+pub fn plan(members: &Members<'_>, wish: &PlanOptions, standing: Option<&Plan>) -> PlanDraft {
     let inputs = live::inputs_under(members, wish.split, standing.map_or(&[][..], |plan| &plan.chosen));
     let Some(layout) = &wish.layout else { return joined(live::planned(inputs, standing)) };
     let laid_out = |input: SearchInput| {
@@ -166,7 +166,7 @@ fn joined(parts: Vec<(SearchInput, live::ModelPlan)>) -> PlanDraft {
 /// What a plan is worth on a view: what peers compare before they endorse it. Who wants a layout wants its groups, whatever
 /// they are good for.
 #[must_use]
-pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
+pub fn value(plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> f64 {
     match &wish.layout {
         Some(layout) => {
             let cards = cards::all_agreed(members.values().copied());
@@ -279,8 +279,8 @@ mod tests {
         (0..6).map(|n| (PeerId([n; 32]), sample::advert(n.into()))).collect()
     }
 
-    fn wish() -> Wish {
-        Wish { layout: Some("prefill=1,decode=1,decode=2".parse().unwrap()), split: SplitChoice::Always }
+    fn wish() -> PlanOptions {
+        PlanOptions { layout: Some("prefill=1,decode=1,decode=2".parse().unwrap()), split: SplitChoice::Always }
     }
 
     /// Numbers of each group's peers, of those that are there.
@@ -312,7 +312,7 @@ mod tests {
     ) -> (Vec<Vec<u8>>, String, f64) {
         all.values_mut().flat_map(|advert| &mut advert.models).for_each(|card| change(&mut card.shape));
         let members = all.iter().map(|(peer, a)| (*peer, a)).collect();
-        let wish = Wish { layout: Some(layout.parse().unwrap()), ..wish() };
+        let wish = PlanOptions { layout: Some(layout.parse().unwrap()), ..wish() };
         let PlanDraft { groups, routes, chosen, reason } = plan(&members, &wish, None);
         let numbers = groups.iter().map(|g| g.stages.iter().map(|s| s.peer.0[0]).collect()).collect();
         let whole =
@@ -351,11 +351,11 @@ mod tests {
     fn who_laid_groups_out_values_a_plan_by_those_it_has() {
         let all = adverts();
         let members = all.iter().map(|(peer, a)| (*peer, a)).collect();
-        let worth = |plan: &Plan, wish: &Wish| value(plan, &members, wish);
+        let worth = |plan: &Plan, wish: &PlanOptions| value(plan, &members, wish);
         let ((_, whole), (_, part)) = (laid(&[0, 1, 2, 3, 4, 5], None), laid(&[0, 1], None));
         assert_eq!((worth(&whole, &wish()), worth(&part, &wish())), (3.0, 2.0));
         // A group more than were asked for, or of another phase, is worth nothing.
-        let other = Wish { layout: Some("prefill=1,prefill=1,mixed=1".parse().unwrap()), ..wish() };
+        let other = PlanOptions { layout: Some("prefill=1,prefill=1,mixed=1".parse().unwrap()), ..wish() };
         assert_eq!(worth(&whole, &other), 1.0);
     }
 

@@ -37,7 +37,7 @@ use crate::{
         parallel::ParallelConfig,
     },
 };
-use gated::{Gated, ReplayGate};
+use gated::{GatedRouting, ReplayGate};
 use machines::{Arrival, KvLinks, Machine, Outcome, ReplayTrace, Simulation};
 use parted::Parted;
 use pipeline::Pipeline;
@@ -205,7 +205,7 @@ impl ReplayPlan {
             return self.dispatched(dispatch);
         }
         self.turn_nobody_away();
-        self.simulation(|ways| Box::new(Gated::new(dispatch.routing(ways, 0.0), gate)))
+        self.simulation(|ways| Box::new(GatedRouting::new(dispatch.routing(ways, 0.0), gate)))
     }
 
     fn turn_nobody_away(&mut self) {

@@ -14,9 +14,7 @@ impl Rng {
     /// Any 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        finished(self.0)
     }
 
     /// Evenly from [0, 1).
@@ -33,6 +31,19 @@ impl Rng {
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
+}
+
+/// Spreads a number's bits: sums of such numbers are equal only where the numbers are.
+#[must_use]
+pub fn mixed(x: u64) -> u64 {
+    finished(x.wrapping_add(0x9E37_79B9_7F4A_7C15))
+}
+
+/// SplitMix64's last step.
+fn finished(x: u64) -> u64 {
+    let z = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]

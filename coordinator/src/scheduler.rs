@@ -19,6 +19,7 @@ pub mod cluster;
 pub mod cluster_file;
 pub mod cost;
 pub mod evaluate;
+mod exponential;
 pub mod figures;
 pub mod moves;
 pub mod pair;

@@ -19,7 +19,7 @@ mod opinion;
 
 use crate::{trust::Offence, view::View};
 use check::{Check, Quiet};
-use evidence::Evidence;
+use evidence::EvidenceScore;
 use opinion::Fit;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -169,7 +169,7 @@ struct GroupChecks {
     /// Answers until the next block of them begins, and until the one of this block that is checked.
     block: u64,
     next: Option<u64>,
-    evidence: Evidence,
+    evidence: EvidenceScore,
 }
 
 impl Checks {

@@ -36,11 +36,11 @@ const FEW: (u32, u32) = (512, 128);
 /// Watches one gateway's requests, model by model.
 #[derive(Clone, Debug, Default)]
 pub struct TrafficWatch {
-    models: BTreeMap<ModelId, Watched>,
+    models: BTreeMap<ModelId, WatchedModel>,
 }
 
 #[derive(Clone, Debug)]
-struct Watched {
+struct WatchedModel {
     profiler: Profiler,
     prompts: u32,
     answers: u32,
@@ -60,7 +60,7 @@ impl TrafficWatch {
             let longest_quiet = self.models.iter().min_by_key(|(_, w)| w.latest).map(|(model, _)| *model);
             longest_quiet.map(|model| self.models.remove(&model));
         }
-        let watched = self.models.entry(model).or_insert_with(|| Watched::new(now));
+        let watched = self.models.entry(model).or_insert_with(|| WatchedModel::new(now));
         watched.on_event(now, model, event);
     }
 
@@ -70,7 +70,7 @@ impl TrafficWatch {
         let open: BTreeSet<ModelId> = open.intersection(yielding).copied().collect();
         self.models.retain(|model, watched| now < watched.latest + QUIET || open.contains(model));
         self.models.iter_mut().for_each(|(model, watched)| watched.say(now, *model));
-        let of = |(model, watched): (&ModelId, &Watched)| {
+        let of = |(model, watched): (&ModelId, &WatchedModel)| {
             if !yielding.contains(model) {
                 return watched.said_at(now);
             }
@@ -91,7 +91,7 @@ impl TrafficWatch {
     }
 }
 
-impl Watched {
+impl WatchedModel {
     fn new(now: Time) -> Self {
         let profiler = Profiler::new(ProfilerConfig::default());
         let (begins, is_stale) = (true, false);

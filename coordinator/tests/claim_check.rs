@@ -46,9 +46,9 @@ const OVERHEAD: f64 = 2e-4;
 const HEARS: f64 = 0.25;
 
 /// When a process has the processor, as its host's other work lets it.
-struct Host(Vec<(f64, f64)>);
+struct BusyHost(Vec<(f64, f64)>);
 
-impl Host {
+impl BusyHost {
     /// With so much of a core while all is quiet; neighbours come in bursts and take most of it, and now and then it stands still.
     fn new(rng: &mut Rng, share: f64) -> Self {
         let (mut slices, mut at) = (Vec::new(), 0.0);
@@ -130,8 +130,8 @@ impl Neighbour {
 }
 
 /// A lender, and what it really is.
-struct Lender {
-    host: Host,
+struct TrueLender {
+    host: BusyHost,
     beside: Option<Neighbour>,
     /// What a step takes, and each sequence and each token of a prompt in it (s).
     costs: [f64; 3],
@@ -141,14 +141,14 @@ struct Lender {
     steps: VecDeque<TimedStep>,
 }
 
-impl Lender {
+impl TrueLender {
     fn next(&self) -> f64 {
         let asked = self.waiting.iter().map(|a| a.asked).fold(f64::INFINITY, f64::min);
         if self.running.is_empty() { self.free.max(asked) } else { self.free }
     }
 
     /// A step; its tokens are in the gateway's hands when that is run next. Answers that are complete.
-    fn step(&mut self, gateway: &Host) -> Vec<ArrivingAnswer> {
+    fn step(&mut self, gateway: &BusyHost) -> Vec<ArrivingAnswer> {
         let begun = self.next();
         let (new, later): (Vec<ArrivingAnswer>, _) = self.waiting.drain(..).partition(|a| a.asked <= begun);
         self.waiting = later;
@@ -190,7 +190,7 @@ impl Lender {
 }
 
 /// Who says that a claim is false.
-trait Judge {
+trait ClaimJudge {
     fn hear(&mut self, _: Duration, _: &View) {}
     fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)>;
     /// What a group's share of the work is multiplied with.
@@ -199,7 +199,7 @@ trait Judge {
     }
 }
 
-impl Judge for ClaimCheck {
+impl ClaimJudge for ClaimCheck {
     fn hear(&mut self, now: Duration, view: &View) {
         self.hear(now, view);
     }
@@ -217,7 +217,7 @@ impl Judge for ClaimCheck {
 #[derive(Default)]
 struct ByTheClock(BTreeMap<PeerId, VecDeque<f64>>);
 
-impl Judge for ByTheClock {
+impl ClaimJudge for ByTheClock {
     fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)> {
         let leader = group.leader()?;
         let [step, _, answer] = view.adverts[&leader].devices[0].profile(MODEL)?.decode;
@@ -237,9 +237,9 @@ impl Judge for ByTheClock {
 }
 
 /// A gateway and its lenders, one group each, who claim what they are, over `boasts`.
-struct Swarm {
-    lenders: Vec<Lender>,
-    gateway: Host,
+struct LenderSwarm {
+    lenders: Vec<TrueLender>,
+    gateway: BusyHost,
     view: View,
     clients: usize,
     by: By,
@@ -255,7 +255,7 @@ enum By {
     Claim,
 }
 
-impl Swarm {
+impl LenderSwarm {
     fn new(seed: u64, boaster: Option<f64>, by: By) -> Self {
         let mut rng = Rng::new(seed);
         let count = 3 + rng.below(4);
@@ -263,9 +263,9 @@ impl Swarm {
         let share = [1.0, 0.5, 0.25][rng.below(3)];
         let scale = 10f64.powf(-3.0 + 0.7 * rng.unit());
         let costs = |rng: &mut Rng| [scale * (0.5 + rng.unit()), 0.3 * scale, 0.05 * scale];
-        let lenders: Vec<Lender> = (0..count)
-            .map(|_| Lender {
-                host: Host::new(&mut rng, share),
+        let lenders: Vec<TrueLender> = (0..count)
+            .map(|_| TrueLender {
+                host: BusyHost::new(&mut rng, share),
                 beside: None,
                 costs: costs(&mut rng),
                 free: 0.0,
@@ -279,7 +279,7 @@ impl Swarm {
         let stage = |n| Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: LAYERS } };
         let groups = (0..count).map(|n| Group::new(MODEL, Phase::Mixed, vec![stage(n)])).collect();
         let view = lenders::view(groups, vec![], adverts);
-        let gateway = Host::new(&mut rng, share);
+        let gateway = BusyHost::new(&mut rng, share);
         let clients = [1, 2, 6, 6, 16, 64][rng.below(6)];
         Self { lenders, gateway, view, clients, by, rng }
     }
@@ -296,7 +296,7 @@ impl Swarm {
 
     /// Clients ask without pause for so long, or until somebody is cut off where one is to be. Whom the gateway cuts off, and after
     /// how many of its answers one after the other.
-    fn run(&mut self, span: f64, judge: &mut impl Judge) -> Vec<(usize, usize)> {
+    fn run(&mut self, span: f64, judge: &mut impl ClaimJudge) -> Vec<(usize, usize)> {
         let (mut trust, mut hears, mut cut) = (Trust::default(), 0.0, Vec::new());
         let (mut answers, mut until) = (vec![0; self.lenders.len()], vec![0.0; self.lenders.len()]);
         for client in 0..self.clients {
@@ -334,7 +334,7 @@ impl Swarm {
         self.lenders[lender].next()
     }
 
-    fn ask(&mut self, asked: f64, judge: &impl Judge) {
+    fn ask(&mut self, asked: f64, judge: &impl ClaimJudge) {
         let groups = &self.view.plan.as_ref().unwrap().groups;
         let share = |group: &Group| match self.by {
             By::Lot => 1.0,
@@ -361,12 +361,14 @@ impl Swarm {
 fn who_waits_for_its_turn_is_not_slow_and_who_claims_too_much_is_found_all_the_same() {
     for (name, order) in TurnOrder::ALL {
         for by in [By::Lot, By::Claim] {
-            let honest = |seed| Swarm::new(seed, None, by).beside_others(order).run(SPAN, &mut ClaimCheck::default());
+            let honest =
+                |seed| LenderSwarm::new(seed, None, by).beside_others(order).run(SPAN, &mut ClaimCheck::default());
             let cut: Vec<_> = (0..DRAWN_SEEDS).map(honest).filter(|cut| !cut.is_empty()).collect();
             assert_eq!(cut, Vec::<Vec<_>>::new(), "{name}");
         }
-        let boasts =
-            |seed| Swarm::new(seed, Some(5.0), By::Lot).beside_others(order).run(LONG, &mut ClaimCheck::default());
+        let boasts = |seed| {
+            LenderSwarm::new(seed, Some(5.0), By::Lot).beside_others(order).run(LONG, &mut ClaimCheck::default())
+        };
         let all: Vec<_> = (0..DRAWN_SEEDS).map(boasts).collect();
         assert!(all.iter().flatten().all(|(who, _)| *who == 0), "{name}: {all:?}");
         let found = all.iter().filter(|cut| !cut.is_empty()).count();
@@ -394,7 +396,7 @@ fn advert([step, answer, prompt]: [f64; 3], boast: f64) -> Advert {
 #[test]
 fn nobody_honest_is_accused_under_any_load() {
     for (by, seeds) in [(By::Lot, SEEDS), (By::Claim, DRAWN_SEEDS)] {
-        let cut = |seed| Swarm::new(seed, None, by).run(SPAN, &mut ClaimCheck::default());
+        let cut = |seed| LenderSwarm::new(seed, None, by).run(SPAN, &mut ClaimCheck::default());
         let cut: Vec<_> = (0..seeds).map(|seed| (seed, cut(seed))).filter(|(_, cut)| !cut.is_empty()).collect();
         assert!(cut.is_empty(), "{} of {seeds} swarms: {:?}", cut.len(), &cut[..cut.len().min(8)]);
     }
@@ -402,7 +404,7 @@ fn nobody_honest_is_accused_under_any_load() {
 
 #[test]
 fn by_the_clock_alone_such_load_has_honest_peers_cut_off() {
-    let cut = |seed| Swarm::new(seed, None, By::Lot).run(SPAN, &mut ByTheClock::default());
+    let cut = |seed| LenderSwarm::new(seed, None, By::Lot).run(SPAN, &mut ByTheClock::default());
     let swarms = (0..SEEDS).filter(|seed| !cut(*seed).is_empty()).count();
     println!("in {swarms} of {SEEDS} swarms");
     assert!(swarms > 0, "the load is none");
@@ -412,7 +414,7 @@ fn by_the_clock_alone_such_load_has_honest_peers_cut_off() {
 fn found(boast: f64, by: By, seeds: u64) -> Vec<usize> {
     let mut found = Vec::new();
     for seed in 0..seeds {
-        let cut = Swarm::new(seed, Some(boast), by).run(LONG, &mut ClaimCheck::default());
+        let cut = LenderSwarm::new(seed, Some(boast), by).run(LONG, &mut ClaimCheck::default());
         assert!(cut.iter().all(|(who, _)| *who == 0), "seed {seed}: {cut:?}");
         found.extend(cut.first().map(|(_, answers)| *answers));
     }

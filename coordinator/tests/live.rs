@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tsnode_coordinator::{
     gate::SplitChoice,
     planner::live,
-    planner::{self, Wish},
+    planner::{self, PlanOptions},
     sample::{self, card},
 };
 use tsnode_protocol::{
@@ -60,7 +60,7 @@ fn worth(phases: [Phase; 2], policy: BatchPolicy, ttft: f64) -> f64 {
     let layers = LayerRange { start: 0, end: LAYERS };
     let group = |(n, phase)| Group::new(model, phase, vec![Stage { peer: peer(n), device: 0, layers }]);
     let groups = (0..).zip(phases).map(group).collect();
-    planner::value(&sample::plan(groups, vec![]), &members, &Wish::default())
+    planner::value(&sample::plan(groups, vec![]), &members, &PlanOptions::default())
 }
 
 /// Prompts of 200 tokens take two steps of 128 at most, or one where they go alone.
@@ -92,7 +92,7 @@ fn in_a_large_swarm_a_loss_and_a_newcomer_leave_every_other_group_as_it_is() {
     let groups: Vec<Group> = (0..22).map(pair).collect();
     let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: 1.0 / 22.0 }).collect();
     let plan = sample::plan(groups.clone(), routes);
-    let (left, wish) = (there(1), Wish::default());
+    let (left, wish) = (there(1), PlanOptions::default());
     assert!(live::inputs(&left, wish.split).len() > 1, "it is no large swarm");
     let stood: Vec<_> = groups[1..].iter().map(|g| g.id).collect();
     let flipped = planner::flip(&plan, &left, &wish).unwrap();
@@ -116,7 +116,7 @@ fn after_a_loss_32_devices_are_scheduled_anew_with_what_they_have_loaded() {
     let without = |lost: &[PeerId]| -> BTreeMap<PeerId, &Advert> {
         ids.iter().copied().zip(&adverts).filter(|(peer, _)| !lost.contains(peer)).collect()
     };
-    let wish = Wish { split: SplitChoice::Always, ..Wish::default() };
+    let wish = PlanOptions { split: SplitChoice::Always, ..PlanOptions::default() };
     let draft = planner::plan(&without(&[]), &wish, None);
     let plan = Plan { chosen: draft.chosen, ..sample::plan(draft.groups, draft.routes) };
     assert_eq!(plan.peers().len(), 32, "all have a part");
@@ -149,7 +149,7 @@ fn embedded() -> ModelCard {
 
 /// What a peer lends.
 #[derive(Clone, Debug)]
-struct Lender {
+struct LentResources {
     memory: u64,
     kv: u64,
     speed: f64,
@@ -162,8 +162,8 @@ fn id(n: usize) -> PeerId {
 }
 
 /// Adverts of these lenders of a model.
-fn adverts(card: &ModelCard, lenders: &[Lender]) -> Vec<Advert> {
-    let of = |lender: &Lender| {
+fn adverts(card: &ModelCard, lenders: &[LentResources]) -> Vec<Advert> {
+    let of = |lender: &LentResources| {
         let mut advert = Advert { models: vec![card.clone()], ..advert(lender.speed) };
         let device = Device { memory_bytes: lender.memory, kv_bytes: lender.kv, ..advert.devices[0].clone() };
         advert.devices = vec![device.for_one(card.id, None)];
@@ -183,10 +183,10 @@ fn adverts(card: &ModelCard, lenders: &[Lender]) -> Vec<Advert> {
 }
 
 /// What is planned of them.
-fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::PlanDraft {
+fn planned(card: &ModelCard, lenders: &[LentResources], split: SplitChoice) -> planner::PlanDraft {
     let adverts = adverts(card, lenders);
     let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
-    planner::plan(&members, &Wish { split, ..Wish::default() }, None)
+    planner::plan(&members, &PlanOptions { split, ..PlanOptions::default() }, None)
 }
 
 /// Whether requests can be served: whole groups, and a way for every request.
@@ -201,7 +201,7 @@ fn serves(draft: &planner::PlanDraft) -> bool {
 fn two_peers_that_serve_together_serve_with_any_memory_more() {
     let mut served = false;
     for memory in (2..=64).map(|half| half * (1 << 19)).chain([1 << 30, 1 << 40]) {
-        let lender = Lender { memory, kv: 1 << 20, speed: 1.0, links: vec![] };
+        let lender = LentResources { memory, kv: 1 << 20, speed: 1.0, links: vec![] };
         let draft = planned(&embedded(), &[lender.clone(), lender], SplitChoice::Auto);
         assert!(serves(&draft) || !served, "no plan with {memory} bytes each, and one with less");
         served |= serves(&draft);
@@ -235,7 +235,7 @@ fn mixture() -> ModelCard {
 #[test]
 fn experts_that_no_peer_holds_lie_over_four() {
     let links = vec![Some((1e-3, 1.25e8)); 4];
-    let lender = Lender { memory: 11 << 29, kv: 1 << 30, speed: 10.0, links };
+    let lender = LentResources { memory: 11 << 29, kv: 1 << 30, speed: 10.0, links };
     let draft = planned(&mixture(), &vec![lender.clone(); 4], SplitChoice::Auto);
     assert!(serves(&draft), "{draft:?}");
     let [Group { stages, .. }] = &draft.groups[..] else { panic!("{:?}", draft.groups) };
@@ -259,7 +259,7 @@ fn groups_of_a_model_with_states_have_no_phases() {
         let shape = ModelShape { whole: true, state_bytes, ..embedded().shape };
         ModelCard { shape, ..card() }
     };
-    let lender = Lender { memory: 64 << 20, kv: 8 << 20, speed: 1.0, links: vec![] };
+    let lender = LentResources { memory: 64 << 20, kv: 8 << 20, speed: 1.0, links: vec![] };
     for split in [SplitChoice::Auto, SplitChoice::Always] {
         let draft = planned(&with(1 << 20), &[lender.clone(), lender.clone()], split);
         assert!(serves(&draft) && draft.groups.iter().all(|group| group.phase == Phase::Mixed), "{draft:?}");
@@ -271,7 +271,7 @@ fn groups_of_a_model_with_states_have_no_phases() {
 #[test]
 fn a_model_that_one_stage_has_to_hold_lies_on_one_peer() {
     let whole = ModelCard { shape: ModelShape { whole: true, ..embedded().shape }, ..card() };
-    let lender = |memory, kv| Lender { memory, kv, speed: 1.0, links: vec![] };
+    let lender = |memory, kv| LentResources { memory, kv, speed: 1.0, links: vec![] };
     let (small, large) = (lender(10 << 20, 2 << 20), lender(64 << 20, 8 << 20));
     let both = [small.clone(), small.clone()];
     assert!(serves(&planned(&embedded(), &both, SplitChoice::Auto)), "cut in two");
@@ -299,17 +299,21 @@ fn models() -> impl Strategy<Value = ModelCard> {
     })
 }
 
-fn lenders() -> impl Strategy<Value = Vec<Lender>> {
+fn lenders() -> impl Strategy<Value = Vec<LentResources>> {
     let link = prop::option::of((1e-4..0.3, prop_oneof![1e3..1e6, 1e6..1e9]));
     // Half MiB: within a few of what a stage needs, where it matters.
     let lender = (1u64..=24, 1u64..=12, 0.05f64..4.0, prop::collection::vec(link, DRAWN));
-    let lender =
-        lender.prop_map(|(memory, kv, speed, links)| Lender { memory: memory << 19, kv: kv << 18, speed, links });
+    let lender = lender.prop_map(|(memory, kv, speed, links)| LentResources {
+        memory: memory << 19,
+        kv: kv << 18,
+        speed,
+        links,
+    });
     prop::collection::vec(lender, 1..DRAWN)
 }
 
 /// What each lends more, of memory and of KV memory, and who comes besides.
-fn more() -> impl Strategy<Value = (Vec<(u64, u64)>, Vec<Lender>)> {
+fn more() -> impl Strategy<Value = (Vec<(u64, u64)>, Vec<LentResources>)> {
     let step = prop_oneof![2 => Just(0u64), 2 => 1u64..=8, 1 => 9u64..=200];
     (prop::collection::vec((step.clone(), step), DRAWN), prop_oneof![Just(vec![]), lenders()])
 }

@@ -64,13 +64,13 @@ impl Model {
     }
 }
 
-struct Device {
+struct OnePoolDevice {
     quotas: PageQuotas,
     models: [Model; 2],
     now: Duration,
 }
 
-impl Device {
+impl OnePoolDevice {
     /// A request of a model comes; prompts have nothing in common.
     fn comes(&mut self, n: usize, prompt: usize, answer: u32) {
         let model = &mut self.models[n];
@@ -193,7 +193,7 @@ fn arrivals(rng: &mut Rng) -> VecDeque<(Duration, usize)> {
 fn a_burst_on_one_model_takes_what_the_other_leaves_and_keeps_nobody_waiting() {
     for seed in 0..2 {
         let models = [Model::new(), Model::new()];
-        let mut device = Device { quotas: PageQuotas::new([QUOTA, QUOTA]), models, now: Duration::ZERO };
+        let mut device = OnePoolDevice { quotas: PageQuotas::new([QUOTA, QUOTA]), models, now: Duration::ZERO };
         let mut rng = Rng::new(seed);
         let mut coming = arrivals(&mut rng);
         while !coming.is_empty() || device.models.iter().any(|model| model.ended < model.came) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     gate::SplitChoice,
-    planner::{self, PlanDraft, Wish},
+    planner::{self, PlanDraft, PlanOptions},
     sample,
 };
 use tsnode_protocol::{Advert, Group, LayerRange, ModelId, PeerId, Phase, Plan, Stage, Traffic};
@@ -22,7 +22,7 @@ fn swarm(hosts: usize, models: u8) -> BTreeMap<PeerId, Advert> {
 }
 
 fn planned(adverts: &BTreeMap<PeerId, Advert>) -> PlanDraft {
-    planner::plan(&members(adverts), &Wish::default(), None)
+    planner::plan(&members(adverts), &PlanOptions::default(), None)
 }
 
 fn members(adverts: &BTreeMap<PeerId, Advert>) -> BTreeMap<PeerId, &Advert> {
@@ -30,7 +30,7 @@ fn members(adverts: &BTreeMap<PeerId, Advert>) -> BTreeMap<PeerId, &Advert> {
 }
 
 fn value(adverts: &BTreeMap<PeerId, Advert>, groups: &[Group]) -> f64 {
-    planner::value(&plan(groups), &members(adverts), &Wish::default())
+    planner::value(&plan(groups), &members(adverts), &PlanOptions::default())
 }
 
 fn plan(groups: &[Group]) -> Plan {
@@ -110,7 +110,7 @@ fn a_model_that_is_new_gets_a_place_at_once_and_nobody_moves_for_it() {
     let (before, after) = (swarm(3, 1), swarm(3, 2));
     let standing = planned(&before);
     // Its part of the memory is another one; its groups stand.
-    let grown = planner::grow(&plan(&standing.groups), &members(&after), &Wish::default()).unwrap();
+    let grown = planner::grow(&plan(&standing.groups), &members(&after), &PlanOptions::default()).unwrap();
     assert_eq!(served(&grown.groups).len(), 2);
     let stages = |groups: Vec<Group>| groups.into_iter().map(|g| g.stages).collect::<BTreeSet<_>>();
     assert_eq!(stages(of(&grown.groups, 1)), stages(standing.groups.clone()));
@@ -158,7 +158,7 @@ fn models_that_are_not_in_memory_at_once_have_a_device_as_they_are_asked_for() {
         let (better, good) = (value(&adverts, &groups), value(&adverts, &stands));
         assert!(good > 0.0 && better > 1.5 * good, "{better} and {good}");
         // Nothing is put beside what stands that has no memory there.
-        let grown = planner::grow(&plan(&stands), &members(&adverts), &Wish::default()).unwrap();
+        let grown = planner::grow(&plan(&stands), &members(&adverts), &PlanOptions::default()).unwrap();
         assert_eq!(served(&grown.groups), BTreeSet::from([model(idle)]));
     }
     // Of two that are asked for neither has to go for the other.
@@ -183,8 +183,8 @@ fn groups_of_a_model_for_which_a_newcomer_has_no_room_go_on_as_without_it() {
     let adverts = crowded(4, 2);
     let apart = |host, phase| Group { phase, ..whole(2, host) };
     let standing = plan(&[whole(1, 0), apart(1, Phase::Prefill), apart(2, Phase::Decode)]);
-    let grown = planner::grow(&standing, &members(&adverts), &Wish::default()).unwrap().groups;
-    let flipped = planner::flip(&standing, &members(&adverts), &Wish::default()).unwrap().groups;
+    let grown = planner::grow(&standing, &members(&adverts), &PlanOptions::default()).unwrap().groups;
+    let flipped = planner::flip(&standing, &members(&adverts), &PlanOptions::default()).unwrap().groups;
     assert_eq!((of(&grown, 1).len(), of(&flipped, 1).len()), (2, 1), "the newcomer is the first one's");
     assert_eq!(of(&grown, 2), of(&flipped, 2));
 }

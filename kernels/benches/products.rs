@@ -19,12 +19,12 @@ const EACH: Duration = Duration::from_millis(300);
 const TOGETHER: usize = 256 << 20;
 
 /// Matrices of one format, used in turns.
-enum Stored {
+enum BenchMatrix {
     Dense(Dtype, Vec<Vec<u8>>),
     Packed(QuantType, Vec<Packed>),
 }
 
-impl Stored {
+impl BenchMatrix {
     fn name(&self) -> String {
         match self {
             Self::Dense(dtype, _) => format!("{dtype:?}"),
@@ -72,18 +72,18 @@ fn main() {
 
 const FORMATS: [&str; 7] = ["F32", "F16", "Bf16", "Q8_0", "Q4_0", "Q4K", "Q6K"];
 
-fn make(cpu: &Cpu, name: &str) -> Stored {
+fn make(cpu: &Cpu, name: &str) -> BenchMatrix {
     let dense = |dtype: Dtype, store: &dyn Fn(f32) -> Vec<u8>| {
         let number = |i: usize| store(((i * 7919) % 1009) as f32 / 1009.0 - 0.5);
         let one: Vec<u8> = (0..SHAPE.0 * SHAPE.1).flat_map(number).collect();
-        Stored::Dense(dtype, vec![one; TOGETHER / (SHAPE.0 * SHAPE.1 * dtype.bytes())])
+        BenchMatrix::Dense(dtype, vec![one; TOGETHER / (SHAPE.0 * SHAPE.1 * dtype.bytes())])
     };
     let packed = |kind: QuantType| {
         let len = SHAPE.0 * SHAPE.1 / kind.numbers() * kind.bytes();
         // 0x30 as both bytes of a half-precision number is a small one: any block of it has a scale.
         let bytes = vec![0x30; len];
         let one = || cpu.pack(Blocks::new(&bytes, kind, SHAPE.0, SHAPE.1));
-        Stored::Packed(kind, (0..TOGETHER / len).map(|_| one()).collect())
+        BenchMatrix::Packed(kind, (0..TOGETHER / len).map(|_| one()).collect())
     };
     match name {
         "F32" => dense(Dtype::F32, &|v| v.to_le_bytes().to_vec()),
@@ -97,21 +97,21 @@ fn make(cpu: &Cpu, name: &str) -> Stored {
 }
 
 /// Seconds for a matrix in the fastest round over all; few rows, so that reading is what counts, or many.
-fn time(cpu: &Cpu, stored: &Stored, rows: usize) -> f64 {
+fn time(cpu: &Cpu, stored: &BenchMatrix, rows: usize) -> f64 {
     let x: Vec<f32> = (0..rows * SHAPE.1).map(|i| ((i * 31) % 67) as f32 / 67.0 - 0.5).collect();
     let mut out = vec![0.0; rows * SHAPE.0];
     let (started, mut best) = (Instant::now(), f64::INFINITY);
     while best == f64::INFINITY || started.elapsed() < EACH {
         let at = Instant::now();
         let used = match stored {
-            Stored::Dense(dtype, all) => {
+            BenchMatrix::Dense(dtype, all) => {
                 let used = if rows > 16 { &all[..1] } else { all };
                 for bytes in used {
                     cpu.linear(black_box(&x), Matrix::new(bytes, *dtype, SHAPE.0, SHAPE.1), &mut out);
                 }
                 used.len()
             }
-            Stored::Packed(_, all) => {
+            BenchMatrix::Packed(_, all) => {
                 let used = if rows > 16 { &all[..1] } else { all };
                 used.iter().for_each(|packed| cpu.quantised(black_box(&x), packed, &mut out));
                 used.len()

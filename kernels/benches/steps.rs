@@ -6,7 +6,7 @@ use std::{path::Path, time::Duration};
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Threads},
     source::ModelSource,
-    speed::{Step, measure},
+    speed::{StepShape, measure},
 };
 use tsnode_protocol::KvDtype;
 
@@ -21,7 +21,7 @@ fn main() {
     let mut engine = Engine::new(EngineConfig { threads, pool_bytes: 1 << 30, kv_dtype: KvDtype::F16 }).unwrap();
     let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
     for step in (if steps.is_empty() { &ALL[..] } else { &steps }).chunks_exact(3) {
-        let step = Step { batch: step[0], context: step[1], new: step[2] };
+        let step = StepShape { batch: step[0], context: step[1], new: step[2] };
         let took = measure(&mut engine, stage, &source, KvDtype::F16, step, Duration::from_secs(2)).unwrap();
         println!("{step:?}: {:.1} tokens/s", f64::from(step.tokens()) / took.seconds);
     }

@@ -75,7 +75,7 @@ use recordings::Recordings;
 use stage::{GpuLayerPiece, GpuPass, GpuScratch};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use step::{GpuStepInput, Step, StepInput};
+use step::{GpuStep, GpuStepInput, StepInput};
 use tsnode_protocol::{Experts, Token};
 
 /// Of a GPU's free memory, what weights and pages leave for what is between kernels and for the driver.
@@ -132,7 +132,7 @@ pub struct GpuInfo {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Recording {
     stage: StageKey,
-    step: Step,
+    step: GpuStep,
     chooses: bool,
     embeds: bool,
 }
@@ -320,7 +320,7 @@ impl Gpu {
     }
 
     /// Tells the GPU of a step.
-    fn send(&mut self, job: &GpuJob<'_>, share: &GpuKv<'_>) -> Result<Step, GpuError> {
+    fn send(&mut self, job: &GpuJob<'_>, share: &GpuKv<'_>) -> Result<GpuStep, GpuError> {
         check_rows(job)?;
         let tokens = match job.rows {
             GpuInput::Tokens(tokens) => tokens,
@@ -365,7 +365,7 @@ impl Gpu {
     }
 
     /// Launches all of a step.
-    fn run(&mut self, step: &Step, job: &GpuJob<'_>, share: &GpuKv, recording: Recording) -> Result<(), GpuError> {
+    fn run(&mut self, step: &GpuStep, job: &GpuJob<'_>, share: &GpuKv, recording: Recording) -> Result<(), GpuError> {
         if recording.embeds {
             self.embed(job.stage, step)?;
         }
@@ -375,17 +375,17 @@ impl Gpu {
         if recording.chooses { self.choose(job.stage, step) } else { Ok(()) }
     }
 
-    fn embed(&mut self, key: StageKey, step: &Step) -> Result<(), GpuError> {
+    fn embed(&mut self, key: StageKey, step: &GpuStep) -> Result<(), GpuError> {
         stage(&self.stages, key)?.embed(&self.ops, &mut self.work, step)
     }
 
     /// The GPU's columns of logits.
-    fn head(&mut self, key: StageKey, step: &Step) -> Result<Option<Columns>, GpuError> {
+    fn head(&mut self, key: StageKey, step: &GpuStep) -> Result<Option<Columns>, GpuError> {
         stage(&self.stages, key)?.logits(&mut self.ops, &mut self.work, step)
     }
 
     /// Chooses tokens by logits of which the GPU has all.
-    fn choose(&mut self, key: StageKey, step: &Step) -> Result<(), GpuError> {
+    fn choose(&mut self, key: StageKey, step: &GpuStep) -> Result<(), GpuError> {
         let vocab = stage(&self.stages, key)?.vocab();
         let out = self.tokens.fit(step.chosen_rows * size_of::<ChosenToken>())?;
         self.ops.choose(self.work.logits.at(), step.chosen_rows, vocab, step.choices, out)

@@ -42,11 +42,11 @@ use attend::RowRun;
 use device_pool::PoolSharing;
 use key_rotation::StageRotations;
 use prefix_cache::PrefixCache;
-use rank_parts::{Device, Loaded, Part};
+use rank_parts::{Loaded, RankDevice, RankPart};
 use shards::Shards;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tap::{Stored, Tapped};
+use tap::{OnStored, Tapped};
 use threads::share_of;
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
 
@@ -98,14 +98,14 @@ pub enum Output<'a> {
 }
 
 /// What a rank computes with, its pages, its part of a stage, and who takes KV out.
-type RankContext<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
+type RankContext<'a> = (((&'a mut RankDevice, &'a mut PagePool), &'a mut RankPart), Option<Tapped<'a>>);
 
 /// Stages, pages and sequences of one host.
 pub struct Engine {
     /// A thread for each rank, the caller's for one.
     team: Team,
     hall: Hall,
-    devices: Vec<Device>,
+    devices: Vec<RankDevice>,
     /// What computes in place of the processor, if something does.
     gpus: Option<GpuRanks>,
     /// Page tables of each GPU's last batch.
@@ -142,10 +142,10 @@ impl Engine {
     pub fn started(config: EngineConfig, starting: Starting) -> std::io::Result<Self> {
         let EngineConfig { threads, pool_bytes, kv_dtype } = config;
         let ranks = threads.ranks.max(1);
-        let device = |rank| -> std::io::Result<Device> {
+        let device = |rank| -> std::io::Result<RankDevice> {
             let (starting, first) = (starting.clone(), threads.before(rank));
             let cpu = Cpu::started(Simd::detect(), threads.of(rank), move |member| starting(first + member))?;
-            Ok(Device { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new(), runs: Vec::new() })
+            Ok(RankDevice { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new(), runs: Vec::new() })
         };
         let pages = pool_bytes / PAGE_BYTES;
         let pool = |rank| PagePool::new(share_of(pages, rank, ranks) * PAGE_BYTES);
@@ -392,7 +392,7 @@ impl Engine {
         let compute = |rank: usize, (((device, pool), part), tap): &mut RankContext<'_>| {
             let (seat, layout) = (hall.seat(rank), part.layout);
             let others: &dyn Gather = if ranks == 1 { &SingleRank } else { &seat };
-            let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
+            let tap = tap.as_mut().map(|tap| tap as &mut dyn OnStored);
             // `check` has seen every sequence of the batch.
             let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
             let runs = RowRun::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));

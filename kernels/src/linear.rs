@@ -9,9 +9,9 @@ use std::sync::{Arc, OnceLock};
 
 /// A matrix that rows are multiplied by: `[output][input]`.
 #[derive(Clone)]
-pub(crate) struct Weight(Arc<Stored>);
+pub(crate) struct Weight(Arc<WeightMatrix>);
 
-struct Stored {
+struct WeightMatrix {
     tensor: Tensor,
     /// Whether rows are multiplied as they are, where products with what the file has would round them first.
     exact: bool,
@@ -23,13 +23,13 @@ impl Weight {
     /// A matrix that rows are multiplied by as its checkpoint says.
     pub(crate) fn new(tensor: Tensor) -> Self {
         let exact = tensor.is_exact();
-        Self(Arc::new(Stored { tensor, exact, packed: OnceLock::new(), widened: OnceLock::new() }))
+        Self(Arc::new(WeightMatrix { tensor, exact, packed: OnceLock::new(), widened: OnceLock::new() }))
     }
 
     /// A matrix that rows are multiplied by without being rounded, in single precision however it is stored: one whose
     /// outputs decide something.
     pub(crate) fn exact(tensor: Tensor) -> Self {
-        Self(Arc::new(Stored { tensor, exact: true, packed: OnceLock::new(), widened: OnceLock::new() }))
+        Self(Arc::new(WeightMatrix { tensor, exact: true, packed: OnceLock::new(), widened: OnceLock::new() }))
     }
 
     /// Whether rows are multiplied by it as they are, in single precision.

@@ -4,6 +4,7 @@
 //! same order. How many tokens fit follows from the model ([`PageLayout`]). A page may have several users: sequences that
 //! begin alike, and what is kept of sequences that ended. Shared pages are full or were copied, and never written.
 
+mod memory;
 mod state;
 mod table;
 
@@ -12,6 +13,7 @@ pub(crate) use state::{PAGE_NUMBERS, StatePlaces, StateUnit};
 pub use table::SequenceKv;
 
 use crate::cpu::{Cut, Dtype};
+use memory::PoolMemory;
 use tsnode_protocol::{KvDtype, ModelShape};
 
 /// Bytes of a page: 16 tokens of Llama-3-8B, 128 of the embedded model.
@@ -139,7 +141,7 @@ const COMMITTED: usize = 4096;
 /// All KV memory of a device. The system commits a page's memory when it is first written.
 pub struct PagePool {
     /// Empty where pages lie on a GPU.
-    memory: Vec<u8>,
+    memory: PoolMemory,
     /// Pages to be copied on the GPU before anything is written there; none of a pool whose memory is here.
     copies: Option<Vec<(u32, u32)>>,
     free: Vec<Page>,
@@ -162,7 +164,7 @@ impl PagePool {
         // Taken from the end: a pool used little touches little memory.
         let free = (0..pages as u32).rev().map(Page).collect();
         Self {
-            memory: vec![0; pages * PAGE_BYTES],
+            memory: PoolMemory::zeroed(pages * PAGE_BYTES),
             copies: None,
             free,
             users: vec![PageUsers::default(); pages],
@@ -178,7 +180,8 @@ impl PagePool {
         let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
         let free = (0..pages as u32).rev().map(Page).collect();
         let users = vec![PageUsers::default(); pages];
-        Self { memory: Vec::new(), copies: Some(Vec::new()), free, users, spare: 0, fresh: 0, unwritten: 0, stamps: 0 }
+        let memory = PoolMemory::default();
+        Self { memory, copies: Some(Vec::new()), free, users, spare: 0, fresh: 0, unwritten: 0, stamps: 0 }
     }
 
     /// A number that no page table of this pool has had.

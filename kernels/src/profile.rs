@@ -36,14 +36,14 @@ const REACH: u32 = 1024;
 const PARTS: u32 = 64;
 
 /// Prompts and chunks of them that `prefill` is fitted to, and others it is tried on.
-const PROMPTS: [Step; 5] = [prompt(0, 1), prompt(0, 3), prompt(0, 8), prompt(60, 1), prompt(30, 2)];
-const OTHER_PROMPTS: [Step; 4] = [prompt(0, 2), prompt(0, 5), prompt(20, 1), prompt(48, 1)];
+const PROMPTS: [ProfiledStep; 5] = [prompt(0, 1), prompt(0, 3), prompt(0, 8), prompt(60, 1), prompt(30, 2)];
+const OTHER_PROMPTS: [ProfiledStep; 4] = [prompt(0, 2), prompt(0, 5), prompt(20, 1), prompt(48, 1)];
 /// Steps that `decode` is fitted to, and others it is tried on.
-const STEPS: [Step; 6] =
+const STEPS: [ProfiledStep; 6] =
     [answers(1, 1), answers(1, 60), answers(4, 1), answers(4, 60), answers(16, 1), answers(16, 15)];
-const OTHER_STEPS: [Step; 5] = [answers(1, 30), answers(2, 8), answers(3, 45), answers(8, 4), answers(12, 10)];
+const OTHER_STEPS: [ProfiledStep; 5] = [answers(1, 30), answers(2, 8), answers(3, 45), answers(8, 4), answers(12, 10)];
 /// Both in one iteration: nothing is fitted to these.
-const MIXED: [Step; 3] = [prompt(0, 2).beside(4, 30), prompt(20, 1).beside(1, 60), prompt(40, 1).beside(8, 8)];
+const MIXED: [ProfiledStep; 3] = [prompt(0, 2).beside(4, 30), prompt(20, 1).beside(1, 60), prompt(40, 1).beside(8, 8)];
 
 /// What is measured of a model.
 const FIRST: LayerRange = LayerRange { start: 0, end: 1 };
@@ -71,7 +71,7 @@ pub enum ProfileError {
 
 /// What an iteration holds; tokens are in parts of the reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Step {
+struct ProfiledStep {
     /// Tokens of a prompt, and how many of it are there before them; none without a prompt.
     chunk: u32,
     before: u32,
@@ -80,12 +80,12 @@ struct Step {
     context: u32,
 }
 
-const fn prompt(before: u32, chunk: u32) -> Step {
-    Step { chunk, before, answers: 0, context: 0 }
+const fn prompt(before: u32, chunk: u32) -> ProfiledStep {
+    ProfiledStep { chunk, before, answers: 0, context: 0 }
 }
 
-const fn answers(answers: u32, context: u32) -> Step {
-    Step { chunk: 0, before: 0, answers, context }
+const fn answers(answers: u32, context: u32) -> ProfiledStep {
+    ProfiledStep { chunk: 0, before: 0, answers, context }
 }
 
 /// Measures the model's first layer with these threads; `None` for a model of one layer, which cannot be had without
@@ -128,10 +128,10 @@ fn of_whole(source: &ModelSource) -> Option<LayerRange> {
 }
 
 /// Steps to time: what prompts are fitted to and tried on, what answers are, and both together. None where they do not fit the model.
-fn groups(source: &ModelSource) -> Option<[Vec<Step>; 5]> {
+fn groups(source: &ModelSource) -> Option<[Vec<ProfiledStep>; 5]> {
     let shape = source.card().shape;
     let part = shape.context.min(REACH) / PARTS;
-    let scaled = |steps: &[Step]| steps.iter().map(|s| s.times(part)).collect::<Vec<_>>();
+    let scaled = |steps: &[ProfiledStep]| steps.iter().map(|s| s.times(part)).collect::<Vec<_>>();
     // By a router of zeros all rows pass the same experts, so that steps would read next to none of them.
     let routes = shape.experts.is_none() || source.is_whole();
     let fits = shape.layers >= 2 && part > 0 && routes;
@@ -142,7 +142,7 @@ fn measured(
     engine: &mut Engine,
     source: &ModelSource,
     first: StageModel,
-    (output, groups): (Output<'static>, [Vec<Step>; 5]),
+    (output, groups): (Output<'static>, [Vec<ProfiledStep>; 5]),
 ) -> Result<LayerProfile, ProfileError> {
     let (all, layers) = (groups.concat(), f64::from(first.layers.len()));
     let stage = engine.load(first)?;
@@ -154,8 +154,9 @@ fn measured(
         groups.map(|group| group.into_iter().zip(&mut times).collect::<Vec<_>>());
     let prefill = non_negative(&prompts.iter().map(|(s, t)| (s.prompt_row(), *t)).collect::<Vec<_>>());
     let decode = non_negative(&steps.iter().map(|(s, t)| (s.answers_row(), *t)).collect::<Vec<_>>());
-    let foretold = |s: &Step| dot(&s.prompt_row(), &prefill) + dot(&s.answers_row(), &decode);
-    let tried = |group: &[(Step, f64)]| misfit(&group.iter().map(|(s, t)| (foretold(s), *t)).collect::<Vec<_>>());
+    let foretold = |s: &ProfiledStep| dot(&s.prompt_row(), &prefill) + dot(&s.answers_row(), &decode);
+    let tried =
+        |group: &[(ProfiledStep, f64)]| misfit(&group.iter().map(|(s, t)| (foretold(s), *t)).collect::<Vec<_>>());
     Ok(LayerProfile {
         model: source.card().id,
         prefill,
@@ -167,9 +168,9 @@ fn measured(
 }
 
 /// Tokens that each sequence has at the most.
-fn rooms(steps: &[Step]) -> BTreeMap<RequestId, u32> {
+fn rooms(steps: &[ProfiledStep]) -> BTreeMap<RequestId, u32> {
     let mut rooms = BTreeMap::new();
-    for slice in steps.iter().flat_map(Step::batch) {
+    for slice in steps.iter().flat_map(ProfiledStep::batch) {
         let room = rooms.entry(slice.request).or_insert(0);
         *room = slice.len.saturating_add(slice.start).max(*room);
     }
@@ -181,7 +182,7 @@ fn pool_bytes(
     source: &ModelSource,
     (ranks, layers): (usize, LayerRange),
     kv_dtype: KvDtype,
-    steps: &[Step],
+    steps: &[ProfiledStep],
 ) -> Result<usize, EngineError> {
     let layout = PageLayout::new(&source.card().shape, kv_dtype)?;
     let rooms = rooms(steps);
@@ -192,7 +193,7 @@ fn pool_bytes(
     Ok((pages * layers.len() as usize * PAGE_BYTES).min(POOL_AT_MOST) + states)
 }
 
-impl Step {
+impl ProfiledStep {
     const fn beside(self, answers: u32, context: u32) -> Self {
         Self { answers, context, ..self }
     }
@@ -240,7 +241,7 @@ impl<'e> Bench<'e> {
         engine: &'e mut Engine,
         stage: StageKey,
         source: &ModelSource,
-        (output, steps): (Output<'static>, &[Step]),
+        (output, steps): (Output<'static>, &[ProfiledStep]),
     ) -> Result<Self, EngineError> {
         let (extent, _) = engine.extent(stage)?;
         let (shape, dtype) = (source.card().shape, engine.kv_dtype());
@@ -270,7 +271,7 @@ impl<'e> Bench<'e> {
     }
 
     /// Seconds of each step's fastest run: other programs only ever make it slower.
-    fn times(&mut self, steps: &[Step]) -> Result<Vec<f64>, EngineError> {
+    fn times(&mut self, steps: &[ProfiledStep]) -> Result<Vec<f64>, EngineError> {
         let mut runs = vec![Runs::default(); steps.len()];
         let started = Instant::now();
         loop {
@@ -362,7 +363,7 @@ mod tests {
         let seen = [&PROMPTS[..], &STEPS].concat();
         let tried = [&OTHER_PROMPTS[..], &OTHER_STEPS, &MIXED].concat();
         assert!(tried.iter().all(|s| !seen.contains(s)));
-        let longest = seen.iter().chain(&tried).flat_map(Step::batch).map(|s| s.start + s.len).max();
+        let longest = seen.iter().chain(&tried).flat_map(ProfiledStep::batch).map(|s| s.start + s.len).max();
         assert!(longest <= Some(PARTS), "{longest:?} of {PARTS} parts");
     }
 }

@@ -9,7 +9,7 @@ use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampling, TileHeader, Token};
 
 /// A step of some sequences alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct StepShape {
     /// Sequences.
     pub batch: u32,
     /// Tokens each has already.
@@ -29,7 +29,7 @@ pub struct MeasuredStep {
     pub flops: f64,
 }
 
-impl Step {
+impl StepShape {
     /// Tokens it computes.
     #[must_use]
     pub fn tokens(&self) -> u32 {
@@ -72,7 +72,7 @@ pub fn measure(
     stage: StageKey,
     source: &ModelSource,
     dtype: KvDtype,
-    step: Step,
+    step: StepShape,
     time: Duration,
 ) -> Result<MeasuredStep, EngineError> {
     let vocab = source.card().shape.vocab;
@@ -94,7 +94,7 @@ fn run(
     stage: StageKey,
     requests: &[RequestId],
     tokens: &[Token],
-    step: Step,
+    step: StepShape,
     time: Duration,
 ) -> Result<f64, EngineError> {
     for &request in requests {
@@ -279,14 +279,14 @@ mod tests {
         let stage = engine.load(source.load_stage(source.card().shape.all_layers()).unwrap()).unwrap();
         let free = engine.pages();
         let mut of = |step| measure(&mut engine, stage, &source, KvDtype::F16, step, Duration::ZERO).unwrap();
-        let one = of(Step { batch: 1, context: 16, new: 1 });
-        let two = of(Step { batch: 2, context: 16, new: 1 });
+        let one = of(StepShape { batch: 1, context: 16, new: 1 });
+        let two = of(StepShape { batch: 2, context: 16, new: 1 });
         assert_eq!(two.flops, 2.0 * one.flops);
         // Weights are read once, KV for each.
         assert!(one.bytes < two.bytes && two.bytes < 1.1 * one.bytes);
-        let prompt = of(Step { batch: 1, context: 0, new: 64 });
+        let prompt = of(StepShape { batch: 1, context: 0, new: 64 });
         assert!(prompt.seconds > 0.0 && prompt.flops > 20.0 * one.flops);
-        let too_long = Step { batch: 1, context: 0, new: 1 << 20 };
+        let too_long = StepShape { batch: 1, context: 0, new: 1 << 20 };
         assert!(measure(&mut engine, stage, &source, KvDtype::F16, too_long, Duration::ZERO).is_err());
         assert_eq!(engine.pages(), free);
     }
@@ -300,7 +300,7 @@ mod tests {
         let mut engine = Engine::new(config).unwrap();
         let stage = engine.load(source.load_stage(shape.all_layers()).unwrap()).unwrap();
         let free = engine.pages();
-        let step = Step { batch: 2, context: 16, new: 1 };
+        let step = StepShape { batch: 2, context: 16, new: 1 };
         let measured = measure(&mut engine, stage, &source, KvDtype::F16, step, Duration::ZERO).unwrap();
         assert!(measured.seconds > 0.0 && measured.bytes > 2.0 * shape.state_bytes as f64, "{measured:?}");
         assert_eq!(engine.pages(), free);

@@ -18,7 +18,7 @@ pub use coded::CodedView;
 pub(crate) use storage::Storage;
 
 use self::{
-    tensor::{Apart, Entry},
+    tensor::{Entry, SeparateScales},
     tensors::Tensors,
 };
 use crate::{cpu::Dtype, gguf::Architecture, quant::QuantType, stored::Coding};
@@ -252,7 +252,7 @@ impl Checkpoint {
             return Err(WeightsError::Shape { name: format!("{name}_blocks"), found, expected });
         }
         let (range, stored) = (entry.range.clone(), Stored::Quantised(QuantType::Mxfp4));
-        let apart = Some(Apart { entry: powers, first: 0, every: 1 });
+        let apart = Some(SeparateScales { entry: powers, first: 0, every: 1 });
         Ok(Tensor { entry, range, stored, rows: count * rows, cols, apart, coded: None, exact: self.exact })
     }
 

@@ -29,26 +29,31 @@
 
 mod cache_lines;
 pub mod codec_speed;
+mod groups;
+mod key_rotation;
 mod plain;
+mod rows;
 mod steps;
 mod threes;
 mod tile;
-mod turn;
 
-use cache_lines::Lines;
+pub(crate) use cache_lines::Lines;
+pub(crate) use groups::Groups;
+pub use key_rotation::KeyRotation;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use plain::encode_from;
+pub(crate) use key_rotation::pack_key_alone;
+pub(crate) use key_rotation::{KeyScratch, pack_keys, unpack_keys};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use plain::encode_alone;
 pub(crate) use plain::{decode, encode, low_high};
-pub(crate) use steps::choose;
-pub(crate) use tile::Strip;
+pub(crate) use rows::{BlockRows, GatheredRows};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use steps::{BELOW, LEAST, needed_by_keys, scale_keys, write_keys};
+pub(crate) use steps::{choose, read};
+pub(crate) use tile::{Strip, export_strips};
 pub use tile::{Tile, TileCodec, export, import};
-pub use turn::KeyRotation;
-pub(crate) use turn::{turn_back, turn_on};
 
-use crate::{
-    cpu::{Dtype, Simd},
-    pages::Side,
-};
+use crate::{cpu::Dtype, pages::Side};
 use tsnode_protocol::{KvCodec, KvDtype};
 
 /// Tokens that share a key channel's step.
@@ -57,8 +62,6 @@ pub const BLOCK: usize = 64;
 pub const SHORT: usize = 16;
 /// Channels that share a value token's step.
 pub const GROUP: usize = 32;
-/// Rows of keys that are unpacked before they are turned: what stays in the nearest cache.
-const TOGETHER: usize = 16;
 const _: () = assert!((KvCodec::Int4.tile_step() as usize).is_multiple_of(BLOCK));
 
 /// A payload of another size than its tile needs.
@@ -100,14 +103,19 @@ impl CodeBits {
 
 /// What a block is: all that its size follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Form {
+pub(crate) struct BlockShape {
     pub bits: CodeBits,
     pub side: Side,
     pub tokens: usize,
     pub dim: usize,
 }
 
-impl Form {
+impl BlockShape {
+    /// The largest code where codes begin with 0.
+    pub(crate) fn most(&self) -> f32 {
+        if self.bits == CodeBits::Three { 7.0 } else { 15.0 }
+    }
+
     /// Numbers of groups.
     pub(crate) fn groups(&self) -> usize {
         match self.side {
@@ -152,22 +160,6 @@ impl Form {
     }
 }
 
-/// Rows of a block as they lie in pages.
-#[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
-    pub rows: &'a [&'a [u8]],
-    pub dtype: Dtype,
-}
-
-impl<'a> Rows<'a> {
-    /// Those of a block that lie one behind the other.
-    pub(crate) fn of(numbers: &'a [u8], form: Form, dtype: Dtype, slots: &'a mut [&'a [u8]; BLOCK]) -> Self {
-        let rows = numbers.chunks_exact(form.dim * dtype.bytes());
-        slots.iter_mut().zip(rows).for_each(|(slot, row)| *slot = row);
-        Self { rows: &slots[..form.tokens], dtype }
-    }
-}
-
 /// Bytes of a tile of `tokens` × `heads` × `dim`, keys and values.
 #[must_use]
 pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, dim: usize) -> usize {
@@ -182,7 +174,7 @@ pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, d
 /// Bytes of one block, or of that much as it lies in pages.
 pub(crate) fn block_bytes(codec: KvCodec, dtype: KvDtype, side: Side, tokens: usize, dim: usize) -> usize {
     match CodeBits::of(codec, tokens) {
-        Some(bits) => Form { bits, side, tokens, dim }.bytes(),
+        Some(bits) => BlockShape { bits, side, tokens, dim }.bytes(),
         None => tokens * dim * dtype.bytes(),
     }
 }
@@ -190,59 +182,47 @@ pub(crate) fn block_bytes(codec: KvCodec, dtype: KvDtype, side: Side, tokens: us
 /// What packing and unpacking need of memory, kept from tile to tile.
 #[derive(Debug, Default)]
 pub struct CodecScratch {
-    low: Vec<f32>,
-    high: Vec<f32>,
-    step: Vec<f32>,
-    shift: Vec<f32>,
+    groups: Groups,
     /// Keys in single precision, turned back.
     turned: Lines,
     /// Codes of three bits, each in half a byte.
     halves: Vec<u8>,
 }
 
-impl CodecScratch {
-    fn fit(&mut self, groups: usize) {
-        for numbers in [&mut self.low, &mut self.high, &mut self.step, &mut self.shift] {
-            numbers.resize(groups, 0.0);
-        }
-    }
-}
-
-/// Packs a block's rows into `out`, which is as long as the block.
-pub(crate) fn pack(packing: TileCodec<'_>, form: Form, rows: Rows<'_>, scratch: &mut CodecScratch, out: &mut [u8]) {
-    scratch.fit(form.groups());
-    let CodecScratch { low, high, step, shift, turned, halves } = scratch;
-    let simd = packing.simd;
-    let mut slots = [[].as_slice(); BLOCK];
-    let rows = match packing.turn_of(form) {
+/// Packs a block into `out`, which is as long as it, and asks memory for the rows that are `next`.
+pub(crate) fn pack(
+    packing: TileCodec<'_>,
+    block: &GatheredRows<'_>,
+    next: Option<&GatheredRows<'_>>,
+    scratch: &mut CodecScratch,
+    out: &mut [u8],
+) {
+    let (form, rows) = (block.form(), block.before(next));
+    let CodecScratch { groups, turned, halves, .. } = scratch;
+    groups.fit(form.groups());
+    let (head, codes) = out.split_at_mut(form.head_bytes());
+    let mut pack = |cells: &mut [u8]| match packing.turn_of(form) {
+        Some(turn) => packing.simd.pack_keys(turn, form, rows, KeyScratch { groups, turned }, head, cells),
         None => {
-            simd.low_high(form, rows, low, high);
-            rows
-        }
-        Some(turn) => {
-            let turned = bytemuck::cast_slice_mut(turned.fit(form.tokens * form.dim));
-            simd.turn_back(turn, form, rows, turned, low, high);
-            Rows::of(turned, form, Dtype::F32, &mut slots)
+            packing.simd.low_high(form, rows, groups);
+            packing.simd.choose(form, groups, head);
+            packing.simd.encode(form, rows, groups, cells);
         }
     };
-    let (head, codes) = out.split_at_mut(form.head_bytes());
-    simd.choose(form, low, high, head, step, shift);
     if form.bits == CodeBits::Three {
         halves.resize(form.cell_bytes(), 0);
-        simd.encode(form, rows, step, shift, halves);
+        pack(halves);
         threes::squeeze(halves, codes);
     } else {
-        simd.encode(form, rows, step, shift, codes);
+        pack(codes);
     }
 }
 
 /// A packed block whose steps are read.
 pub(crate) struct OpenedBlock<'a> {
-    simd: Simd,
-    form: Form,
-    turn: Option<&'a KeyRotation>,
-    /// Steps and shifts.
-    scales: (&'a [f32], &'a [f32]),
+    packing: TileCodec<'a>,
+    form: BlockShape,
+    groups: &'a mut Groups,
     turned: &'a mut Lines,
     codes: &'a [u8],
 }
@@ -250,35 +230,31 @@ pub(crate) struct OpenedBlock<'a> {
 /// Reads the steps of a packed block as long as its form says.
 pub(crate) fn open<'a>(
     packing: TileCodec<'a>,
-    form: Form,
+    form: BlockShape,
     packed: &'a [u8],
     scratch: &'a mut CodecScratch,
 ) -> OpenedBlock<'a> {
-    scratch.fit(form.groups());
-    let (head, codes) = packed.split_at(form.head_bytes());
-    steps::read(form, head, &mut scratch.step, &mut scratch.shift);
-    let CodecScratch { step, shift, turned, halves, .. } = scratch;
-    let mut codes = codes;
+    let CodecScratch { groups, turned, halves } = scratch;
+    groups.fit(form.groups());
+    let (head, mut codes) = packed.split_at(form.head_bytes());
+    packing.simd.read(form, head, groups);
     if form.bits == CodeBits::Three {
         halves.resize(form.cell_bytes(), 0);
         threes::widen(codes, halves);
         codes = halves;
     }
-    OpenedBlock { simd: packing.simd, form, turn: packing.turn_of(form), scales: (step, shift), turned, codes }
+    OpenedBlock { packing, form, groups, turned, codes }
 }
 
 impl OpenedBlock<'_> {
     /// Unpacks the rows of tokens from the `first` on into a page, as many as there is room for.
     pub(crate) fn rows(&mut self, first: usize, dtype: Dtype, out: &mut [u8]) {
-        let Some(turn) = self.turn else {
-            return self.simd.decode(self.form, self.codes, first, self.scales, dtype, out);
-        };
-        let dim = self.form.dim;
-        for (n, out) in out.chunks_mut(TOGETHER * dim * dtype.bytes()).enumerate() {
-            let first = first + n * TOGETHER;
-            let turned = bytemuck::cast_slice_mut(self.turned.fit(out.len() / dtype.bytes()));
-            self.simd.decode(self.form, self.codes, first, self.scales, Dtype::F32, turned);
-            self.simd.turn_on(turn, dim, first, turned, dtype, out);
+        let Self { packing, form, groups, turned, codes } = self;
+        match packing.turn_of(*form) {
+            None => packing.simd.decode(*form, codes, first, groups, dtype, out),
+            Some(turn) => {
+                packing.simd.unpack_keys(turn, *form, codes, first, KeyScratch { groups, turned }, dtype, out);
+            }
         }
     }
 }

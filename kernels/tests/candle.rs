@@ -48,7 +48,7 @@ fn quantised_products_are_candles() {
                 cpu.quantised(&file.x.repeat(copies), &packed, &mut ours);
                 for (at, ours) in ours.iter().enumerate() {
                     let i = at % theirs.len();
-                    let ours = Product { sum: f64::from(*ours), ..exact[i] };
+                    let ours = ExactProduct { sum: f64::from(*ours), ..exact[i] };
                     ours.expect_near(theirs[i], tolerance(kind), &format!("{kind:?} by {simd:?}, product {at}"));
                 }
             }
@@ -94,14 +94,14 @@ impl Fixture {
     }
 
     /// Products of `x` with widened blocks, `[row][output]`.
-    fn exact(&self, kind: QuantType) -> Vec<Product> {
+    fn exact(&self, kind: QuantType) -> Vec<ExactProduct> {
         let blocks = self.blocks(kind);
         let mut w = vec![0.0; blocks.rows() * self.cols];
         for (index, out) in w.chunks_exact_mut(self.cols).enumerate() {
             blocks.widen_row(index, out);
         }
         let rows = self.x.chunks_exact(self.cols);
-        rows.flat_map(|x| w.chunks_exact(self.cols).map(|w| Product::of(x, w))).collect()
+        rows.flat_map(|x| w.chunks_exact(self.cols).map(|w| ExactProduct::of(x, w))).collect()
     }
 }
 
@@ -110,13 +110,13 @@ fn numbers(bytes: &[u8]) -> Vec<f32> {
 }
 
 #[derive(Clone, Copy)]
-struct Product {
+struct ExactProduct {
     sum: f64,
     /// The sum of |x · w|.
     magnitude: f64,
 }
 
-impl Product {
+impl ExactProduct {
     fn of(x: &[f32], w: &[f32]) -> Self {
         let terms = || x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
         Self { sum: terms().sum(), magnitude: terms().map(f64::abs).sum() }

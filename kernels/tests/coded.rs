@@ -5,20 +5,20 @@ use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use std::path::{Path, PathBuf};
 use tsnode_kernels::source::{ModelSource, Precision};
 
-type Named = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
+type FileTensors = Vec<(String, Dtype, Vec<usize>, Vec<u8>)>;
 
 fn coded(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("models/coded").join(name)
 }
 
 /// What is said of a model with its tensors changed, once it is opened and its layers are loaded.
-fn said(name: &str, change: impl Fn(&mut Named)) -> Result<(), String> {
+fn said(name: &str, change: impl Fn(&mut FileTensors)) -> Result<(), String> {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(coded(name).join(file), folder.path().join(file)).unwrap();
     }
     let bytes = std::fs::read(coded(name).join("model.safetensors")).unwrap();
-    let mut tensors: Named = SafeTensors::deserialize(&bytes)
+    let mut tensors: FileTensors = SafeTensors::deserialize(&bytes)
         .unwrap()
         .iter()
         .map(|(name, view)| (name.to_owned(), view.dtype(), view.shape().to_vec(), view.data().to_vec()))

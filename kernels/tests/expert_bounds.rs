@@ -71,7 +71,7 @@ impl Model {
 
 /// Something done to experts.
 #[derive(Clone, Debug)]
-enum Change {
+enum ExpertChange {
     /// Other sizes of as many numbers.
     Shape(Index, usize),
     /// Another kind of as many bytes.
@@ -86,15 +86,15 @@ enum Change {
     Count(Index, u64),
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = ExpertChange> {
     let place = any::<Index>;
     prop_oneof![
-        3 => (place(), 0..5_usize).prop_map(|(at, how)| Change::Shape(at, how)),
-        1 => (place(), 0..4_usize).prop_map(|(at, how)| Change::Dtype(at, how)),
-        2 => (place(), place()).prop_map(|(at, other)| Change::Swap(at, other)),
-        2 => (place(), prop_oneof![0..9_u64, odd()]).prop_map(|(at, number)| Change::Name(at, number)),
-        2 => (place(), place(), any::<u8>()).prop_map(|(at, which, byte)| Change::Byte(at, which, byte)),
-        3 => (place(), prop_oneof![0..9_u64, odd()]).prop_map(|(at, number)| Change::Count(at, number)),
+        3 => (place(), 0..5_usize).prop_map(|(at, how)| ExpertChange::Shape(at, how)),
+        1 => (place(), 0..4_usize).prop_map(|(at, how)| ExpertChange::Dtype(at, how)),
+        2 => (place(), place()).prop_map(|(at, other)| ExpertChange::Swap(at, other)),
+        2 => (place(), prop_oneof![0..9_u64, odd()]).prop_map(|(at, number)| ExpertChange::Name(at, number)),
+        2 => (place(), place(), any::<u8>()).prop_map(|(at, which, byte)| ExpertChange::Byte(at, which, byte)),
+        3 => (place(), prop_oneof![0..9_u64, odd()]).prop_map(|(at, number)| ExpertChange::Count(at, number)),
     ]
 }
 
@@ -129,7 +129,7 @@ fn renamed(name: &str, number: u64) -> String {
     }
 }
 
-impl Change {
+impl ExpertChange {
     fn apply(&self, model: &mut Model) {
         let names = model.names();
         match self {

@@ -1,7 +1,7 @@
 //! Weights that are no numbers are refused, by name, wherever they lie.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::gguf_writer::{Form, convert};
+use crate::gguf_writer::{MatrixFormat, convert};
 use half::f16;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
@@ -99,7 +99,7 @@ fn no_tensor_of_a_gguf_file_goes_unseen() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("broken.gguf");
     for name in ["llama-gqa", "phi3-longrope", "gemma2-caps"] {
-        let whole = convert(&model("reference").join(name), Form::Q8, "gpt-2").bytes();
+        let whole = convert(&model("reference").join(name), MatrixFormat::Q8, "gpt-2").bytes();
         let tensors = Gguf::parse(&whole).unwrap().tensors;
         // Frequencies' factors are read as part of the configuration.
         for tensor in tensors.iter().filter(|tensor| !tensor.name.starts_with("rope")) {
@@ -145,7 +145,7 @@ fn only_stages_that_hold_it_are_refused() {
 fn loading_says_how_far_it_is_and_what_it_took() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    std::fs::write(&path, convert(&model("reference/llama-gqa"), Form::Q8, "gpt-2").bytes()).unwrap();
+    std::fs::write(&path, convert(&model("reference/llama-gqa"), MatrixFormat::Q8, "gpt-2").bytes()).unwrap();
     let source = ModelSource::open(&path).unwrap();
     let layers = source.card().shape.all_layers();
     let mut told: Vec<LoadProgress> = Vec::new();
@@ -175,7 +175,7 @@ fn memory_is_what_lies_in_files_and_what_is_laid_out_anew() {
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    std::fs::write(&path, convert(&model("gutenberg-tiny"), Form::Q8, "gpt-2").bytes()).unwrap();
+    std::fs::write(&path, convert(&model("gutenberg-tiny"), MatrixFormat::Q8, "gpt-2").bytes()).unwrap();
     let packed = ModelSource::open(&path).unwrap().stage_memory(all, 1).unwrap();
     // 34 bytes for 32 numbers, as in the file; of the embedding rows are taken where they lie.
     let halves = memory.mapped;

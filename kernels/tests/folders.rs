@@ -15,10 +15,10 @@ const UP: &str = "model.layers.0.mlp.up_proj.weight";
 const NORM: &str = "model.layers.1.input_layernorm.weight";
 
 /// Tensors by name, as a file has them.
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+type FolderTensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 /// A copy of a reference model whose files' tensors are changed; told are a file's name and what is in it.
-fn changed(model: &str, change: impl Fn(&str, &mut Tensors)) -> TempDir {
+fn changed(model: &str, change: impl Fn(&str, &mut FolderTensors)) -> TempDir {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(model);
     let to = tempfile::tempdir().unwrap();
     for path in std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
@@ -37,7 +37,7 @@ fn changed(model: &str, change: impl Fn(&str, &mut Tensors)) -> TempDir {
     to
 }
 
-fn read(path: &PathBuf) -> Tensors {
+fn read(path: &PathBuf) -> FolderTensors {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let owned = |(name, view): (&str, TensorView<'_>)| {

@@ -1,12 +1,12 @@
 //! The fuzz targets' bodies for a fixed number of inputs, within memory: no file and no peer costs more than it sends.
 
-use crate::counting::{Meter, alone};
+use crate::counting::{MemoryMeter, alone};
 use crate::fuzzing;
-use crate::mutate::{self, Mutator, Tried};
+use crate::mutate::{self, FuzzInput, Mutator};
 use std::path::Path;
 
 /// What is done with an input; whether something was in it.
-type Target = fn(&[u8]) -> bool;
+type FuzzTarget = fn(&[u8]) -> bool;
 
 /// Bytes of memory that a byte of an input may ask for: lists, sets and small files of what is in it; orders are two bytes
 /// for a step's buffers.
@@ -15,15 +15,15 @@ const PER_BYTE: usize = 256;
 const FREE: usize = 4 << 20;
 
 /// Reads `inputs` inputs made of `examples`, of which some are as good as these are.
-fn run(seed: u64, inputs: usize, examples: &[Vec<u8>], target: Target) {
+fn run(seed: u64, inputs: usize, examples: &[Vec<u8>], target: FuzzTarget) {
     let _alone = alone();
     let seed = mutate::seed(seed);
     let mut mutator = Mutator::new(seed);
     let mut read = 0;
     for input in 0..inputs {
         let bytes = mutator.next(examples);
-        let _tried = Tried { seed, input, bytes: &bytes };
-        let meter = Meter::start();
+        let _tried = FuzzInput { seed, input, bytes: &bytes };
+        let meter = MemoryMeter::start();
         read += usize::from(target(&bytes));
         let (took, most) = (meter.most(), FREE + PER_BYTE * bytes.len());
         assert!(took <= most, "input {input} of seed {seed}, {} bytes, took {took} of {most}", bytes.len());
@@ -50,7 +50,7 @@ fn no_order_does_harm() {
 #[test]
 fn what_is_not_changed_is_read() {
     let _alone = alone();
-    let targets: [(_, _, Target); 3] = [
+    let targets: [(_, _, FuzzTarget); 3] = [
         ("gguf", fuzzing::tiny::ggufs(), fuzzing::gguf),
         ("folder", fuzzing::tiny::folders(), fuzzing::folder),
         ("engine", fuzzing::orders::examples(), fuzzing::engine),

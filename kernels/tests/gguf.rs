@@ -1,7 +1,7 @@
 //! GGUF files against the folders they were made of: the same logits, the same tokens, the same small files.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::gguf_writer::{Form, Writer, convert, large, made};
+use crate::gguf_writer::{MatrixFormat, Writer, convert, large, made};
 use crate::widened;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ fn references() -> Vec<(String, usize)> {
 #[test]
 fn logits_agree_with_transformers() {
     for (name, longest) in references() {
-        for form in [Form::F32, Form::F16] {
+        for form in [MatrixFormat::F32, MatrixFormat::F16] {
             let source = opened(&convert(&reference(&name), form, "gpt-2"));
             let text = std::fs::read(reference(&name).join("cases.json")).unwrap();
             let cases = serde_json::from_slice::<Cases>(&text).unwrap().cases;
@@ -111,7 +111,7 @@ fn spread(x: &[f32]) -> f32 {
 }
 
 /// A model with quantised weights beside one with the numbers that these stand for.
-fn computes_what_its_numbers_do(name: &str, folder: &Path, form: Form, widened: Form) {
+fn computes_what_its_numbers_do(name: &str, folder: &Path, form: MatrixFormat, widened: MatrixFormat) {
     let [found, expected] = [form, widened].map(|form| opened(&convert(folder, form, "gpt-2")));
     // Rounding makes a router choose another expert now and then, and then that row and those that see it are others.
     let count = if found.card().shape.experts.is_some() { 8 } else { 40 };
@@ -132,7 +132,7 @@ fn computes_what_its_numbers_do(name: &str, folder: &Path, form: Form, widened: 
 #[test]
 fn quantised_weights_compute_what_their_numbers_do() {
     for (name, _) in references() {
-        computes_what_its_numbers_do(&name, &reference(&name), Form::Q8, Form::WidenedQ8);
+        computes_what_its_numbers_do(&name, &reference(&name), MatrixFormat::Q8, MatrixFormat::WidenedQ8);
     }
 }
 
@@ -141,11 +141,11 @@ fn quantised_weights_compute_what_their_numbers_do() {
 fn numbers_with_powers_of_two_apart_are_those_with_them_before() {
     let folder = reference("gptoss-sinks");
     let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 256).collect();
-    let (theirs, own) = (opened(&convert(&folder, Form::Mxfp4, "gpt-2")), ModelSource::open(&folder).unwrap());
+    let (theirs, own) = (opened(&convert(&folder, MatrixFormat::Mxfp4, "gpt-2")), ModelSource::open(&folder).unwrap());
     assert_eq!(logits(&theirs, &tokens), logits(&own, &tokens));
     assert_eq!(theirs.card().shape.experts, own.card().shape.experts);
     // Beside what its numbers compute: rows are rounded to 8 bits.
-    let exact = logits(&opened(&convert(&folder, Form::F32, "gpt-2")), &tokens[..8]);
+    let exact = logits(&opened(&convert(&folder, MatrixFormat::F32, "gpt-2")), &tokens[..8]);
     let off: Vec<f32> = exact.iter().zip(logits(&own, &tokens[..8])).map(|(a, b)| a - b).collect();
     assert!(spread(&off) <= ROUNDING * spread(&exact), "{} of {}", spread(&off), spread(&exact));
 }
@@ -158,7 +158,7 @@ fn weights_count_as_they_lie_on_a_gpu() {
         let source = opened(writer);
         source.gpu_bytes(source.card().shape.all_layers(), 1).unwrap()
     };
-    let [mut published, half] = [Form::Mxfp4, Form::F16].map(|form| convert(&folder, form, "gpt-2"));
+    let [mut published, half] = [MatrixFormat::Mxfp4, MatrixFormat::F16].map(|form| convert(&folder, form, "gpt-2"));
     let before = on_gpu(&published);
     // Four layers of six experts, each with three matrices of 32 x 32.
     let numbers = 4 * 6 * 3 * 32 * 32;
@@ -178,7 +178,12 @@ const LARGE: [(QuantType, f32); 3] = [(QuantType::Q4K, 0.15), (QuantType::Q5K, 0
 fn large_blocks_compute_what_their_numbers_do() {
     let folder = made::wide();
     for (kind, _) in LARGE {
-        computes_what_its_numbers_do("wide", folder.path(), Form::Large(kind), Form::WidenedLarge(kind));
+        computes_what_its_numbers_do(
+            "wide",
+            folder.path(),
+            MatrixFormat::Large(kind),
+            MatrixFormat::WidenedLarge(kind),
+        );
     }
 }
 
@@ -197,7 +202,12 @@ const TABLES: [QuantType; 7] = [
 fn blocks_by_tables_compute_what_their_numbers_do() {
     let folder = made::wide();
     for kind in TABLES {
-        computes_what_its_numbers_do("wide", folder.path(), Form::Large(kind), Form::WidenedLarge(kind));
+        computes_what_its_numbers_do(
+            "wide",
+            folder.path(),
+            MatrixFormat::Large(kind),
+            MatrixFormat::WidenedLarge(kind),
+        );
     }
 }
 
@@ -220,7 +230,8 @@ fn large_blocks_keep_their_numbers() {
 #[test]
 fn the_embedded_model_is_the_same_in_a_file() {
     let wide = widened::copy(&tiny());
-    let (source, folder) = (opened(&convert(&tiny(), Form::F32, "gpt-2")), ModelSource::open(wide.path()).unwrap());
+    let (source, folder) =
+        (opened(&convert(&tiny(), MatrixFormat::F32, "gpt-2")), ModelSource::open(wide.path()).unwrap());
     let tokens: Vec<u32> = (0..120).map(|i| i * 131 % 4096).collect();
     let off = furthest(&logits(&source, &tokens), &logits(&folder, &tokens));
     assert!(off <= TOLERANCE, "off by {off}");
@@ -238,7 +249,7 @@ fn the_embedded_model_is_the_same_in_a_file() {
 
 #[test]
 fn texts_become_the_same_tokens() {
-    let source = opened(&convert(&tiny(), Form::F16, "gpt-2"));
+    let source = opened(&convert(&tiny(), MatrixFormat::F16, "gpt-2"));
     let ours = Tokenizer::from_bytes(source.file("tokenizer.json").unwrap()).unwrap();
     let theirs = Tokenizer::from_file(tiny().join("tokenizer.json")).unwrap();
     let read = |name: &str| std::fs::read_to_string(tiny().join(name)).unwrap();
@@ -313,7 +324,7 @@ fn pieces_are_merged_by_their_scores() {
 #[test]
 fn a_model_may_lie_in_several_files_and_in_a_folder_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
-    let mut writer = convert(&reference("llama-gqa"), Form::F32, "gpt-2");
+    let mut writer = convert(&reference("llama-gqa"), MatrixFormat::F32, "gpt-2");
     let whole = opened(&writer);
     let name = |n: u32| folder.path().join(format!("tiny-{n:05}-of-00002.gguf"));
     let [first, second] = writer.halves();
@@ -336,7 +347,7 @@ fn a_model_may_lie_in_several_files_and_in_a_folder_of_its_own() {
 fn layers_load_of_a_file_that_has_nothing_else() {
     use std::os::unix::fs::FileExt as _;
     for (name, layers) in [("llama3-rope", 0..1), ("llama-gqa", 1..2)] {
-        let whole = convert(&reference(name), Form::F32, "gpt-2").bytes();
+        let whole = convert(&reference(name), MatrixFormat::F32, "gpt-2").bytes();
         let folder = tempfile::tempdir().unwrap();
         let [part, all] = ["model.gguf.incomplete", "model.gguf"].map(|name| folder.path().join(name));
         std::fs::write(&all, &whole).unwrap();
@@ -395,7 +406,7 @@ fn hidden(source: &ModelSource, layers: LayerRange) -> Vec<f32> {
 #[test]
 fn a_tensor_in_two_files_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let mut writer = convert(&reference("llama-gqa"), Form::F32, "gpt-2");
+    let mut writer = convert(&reference("llama-gqa"), MatrixFormat::F32, "gpt-2");
     let name = |n: u32| folder.path().join(format!("tiny-{n:05}-of-00002.gguf"));
     let [first, second] = writer.halves();
     std::fs::write(name(1), &first).unwrap();
@@ -408,14 +419,14 @@ fn a_tensor_in_two_files_is_refused() {
 
 #[test]
 fn what_changes_nothing_is_no_hindrance() {
-    let mut writer = convert(&reference("qwen2-bias"), Form::F32, "gpt-2");
+    let mut writer = convert(&reference("qwen2-bias"), MatrixFormat::F32, "gpt-2");
     let plain = opened(&writer).card().id;
     writer.real("qwen2.logit_scale", 1.0).real("qwen2.residual_scale", 0.0).flag("qwen2.attention.causal", true);
     writer.count("qwen2.leading_dense_block_count", 0).real("qwen2.rope.scaling.yarn_ext_factor", -1.0);
     let source = opened(&writer);
     assert_eq!(
         logits(&source, &[5, 6]),
-        logits(&opened(&convert(&reference("qwen2-bias"), Form::F32, "gpt-2")), &[5, 6])
+        logits(&opened(&convert(&reference("qwen2-bias"), MatrixFormat::F32, "gpt-2")), &[5, 6])
     );
     assert_ne!(source.card().id, plain, "another file goes by another name");
     assert_eq!(source.notes(), [""; 0]);
@@ -424,7 +435,7 @@ fn what_changes_nothing_is_no_hindrance() {
 #[test]
 fn what_is_wrong_is_named() {
     let error = |change: &dyn Fn(&mut Writer)| {
-        let mut writer = convert(&reference("qwen2-bias"), Form::F32, "gpt-2");
+        let mut writer = convert(&reference("qwen2-bias"), MatrixFormat::F32, "gpt-2");
         change(&mut writer);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("odd.gguf");
@@ -457,7 +468,7 @@ fn what_is_wrong_is_named() {
     named(&|w| w.forget("blk.1.ffn_up.weight"), &["blk.1.ffn_up.weight", "model.layers.1.mlp.up_proj.weight"]);
     named(&|w| w.forget("token_embd.weight"), &["token_embd.weight"]);
     let mixed = |change: &dyn Fn(&mut Writer), parts: &[&str]| {
-        let mut writer = convert(&reference("qwen2moe-every-other"), Form::F32, "gpt-2");
+        let mut writer = convert(&reference("qwen2moe-every-other"), MatrixFormat::F32, "gpt-2");
         change(&mut writer);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("odd.gguf");
@@ -478,7 +489,7 @@ fn what_is_wrong_is_named() {
     mixed(&|w| _ = w.count("qwen2moe.expert_shared_count", 2), &["qwen2moe.expert_shared_count", "2"]);
     let cut = tempfile::tempdir().unwrap();
     let path = cut.path().join("cut.gguf");
-    let bytes = convert(&reference("qwen2-bias"), Form::F32, "gpt-2").bytes();
+    let bytes = convert(&reference("qwen2-bias"), MatrixFormat::F32, "gpt-2").bytes();
     std::fs::write(&path, &bytes[..bytes.len() - 64]).unwrap();
     let error = ModelSource::open(&path).err().unwrap().to_string();
     assert!(error.contains("cut.gguf") && error.contains("cut short"), "{error}");

@@ -1,6 +1,6 @@
 //! No bytes make the GGUF reader panic, or take memory that the file does not pay for.
-use crate::counting::{Meter, alone};
-use crate::gguf_writer::{Form, Writer, convert};
+use crate::counting::{MemoryMeter, alone};
+use crate::gguf_writer::{MatrixFormat, Writer, convert};
 use proptest::prelude::*;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -14,7 +14,7 @@ const FREE: usize = 256 * 1024;
 
 /// Reads a file as far as it can be, within memory.
 fn read(bytes: &[u8]) {
-    let meter = Meter::start();
+    let meter = MemoryMeter::start();
     if let Ok(file) = Gguf::parse(bytes) {
         let within = |tensor: &tsnode_kernels::gguf::TensorInfo<'_>| tensor.range.end <= bytes.len();
         assert!(file.tensors.iter().all(within));
@@ -30,7 +30,7 @@ fn read(bytes: &[u8]) {
 /// A model that is valid and small.
 static VALID: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference/llama-gqa");
-    convert(&folder, Form::Q8, "gpt-2").bytes()
+    convert(&folder, MatrixFormat::Q8, "gpt-2").bytes()
 });
 /// Where the tensors' bytes of [`VALID`] begin, or a little before.
 const HEAD: usize = 12_000;

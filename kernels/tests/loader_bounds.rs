@@ -2,8 +2,8 @@
 //! and GGUF files, changed where they describe themselves, are opened, loaded and run, or refused by name.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::counting::{Meter, alone};
-use crate::gguf_writer::{Form, convert};
+use crate::counting::{MemoryMeter, alone};
+use crate::gguf_writer::{MatrixFormat, convert};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;
@@ -62,20 +62,20 @@ const CODED: usize = 9;
 static GGUFS: LazyLock<[Vec<u8>; 7]> = LazyLock::new(|| {
     let folder = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name);
     [
-        ("llama-gqa", Form::Q8),
-        ("phi3-longrope", Form::Q8),
-        ("gemma2-caps", Form::Q8),
-        ("qwen2moe-every-other", Form::Q8),
-        ("mixtral-window", Form::Q8),
-        ("gptoss-sinks", Form::Mxfp4),
-        ("glm4moe-sigmoid", Form::Q8),
+        ("llama-gqa", MatrixFormat::Q8),
+        ("phi3-longrope", MatrixFormat::Q8),
+        ("gemma2-caps", MatrixFormat::Q8),
+        ("qwen2moe-every-other", MatrixFormat::Q8),
+        ("mixtral-window", MatrixFormat::Q8),
+        ("gptoss-sinks", MatrixFormat::Mxfp4),
+        ("glm4moe-sigmoid", MatrixFormat::Q8),
     ]
     .map(|(name, form)| convert(&folder(name), form, "gpt-2").bytes())
 });
 
 /// Opens, loads and runs a model as far as it lets itself; within memory for `bytes` of files.
 fn serve(path: &Path, bytes: usize) -> Result<(), String> {
-    let meter = Meter::start();
+    let meter = MemoryMeter::start();
     let served = run(path);
     let took = meter.most();
     assert!(took <= FREE + PER_BYTE * bytes, "{took} bytes of memory for {bytes} of files");

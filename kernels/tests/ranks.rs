@@ -1,7 +1,7 @@
 //! Tensor parallelism: stages that several ranks hold together give the bits of one rank.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::gguf_writer::{Form, convert, made};
+use crate::gguf_writer::{MatrixFormat, convert, made};
 use crate::reference::{MODELS, WITH_STATES};
 use std::path::{Path, PathBuf};
 use tsnode_kernels::{
@@ -23,13 +23,13 @@ fn reference(name: &str) -> PathBuf {
 }
 
 /// Stages of one model after each other, each over so many ranks.
-struct Pipeline {
+struct RankedPipeline {
     engine: Engine,
     stages: Vec<StageKey>,
     vocab: usize,
 }
 
-impl Pipeline {
+impl RankedPipeline {
     fn new(source: &ModelSource, cuts: &[u32], ranks: usize) -> Self {
         let threads = Threads { count: ranks + 1, ranks };
         let config = EngineConfig { threads, pool_bytes: 32 << 20, kv_dtype: KvDtype::F16 };
@@ -91,13 +91,13 @@ fn prompt(source: &ModelSource) -> Vec<Token> {
 /// The same answer with the same logits, whatever the ranks and the stages.
 fn check(source: &ModelSource, most: usize) {
     let (name, layers) = (&source.card().name, source.card().shape.most_stages());
-    let alone = Pipeline::new(source, &[], 1).answer(ONE, &prompt(source), 8);
+    let alone = RankedPipeline::new(source, &[], 1).answer(ONE, &prompt(source), 8);
     for ranks in 2..=most {
         for cuts in [vec![], vec![1], vec![1, layers.saturating_sub(1)]] {
             if layers == 1 && !cuts.is_empty() {
                 continue;
             }
-            let cut = Pipeline::new(source, &cuts, ranks).answer(ONE, &prompt(source), 8);
+            let cut = RankedPipeline::new(source, &cuts, ranks).answer(ONE, &prompt(source), 8);
             assert_eq!(cut.0, alone.0, "{name}: {ranks} ranks, cut at {cuts:?}");
             assert_eq!(bits(&cut.1), bits(&alone.1), "{name}: {ranks} ranks, cut at {cuts:?}");
         }
@@ -126,7 +126,7 @@ fn matrices_of_several_tensors_are_cut_too() {
 #[test]
 fn quantised_matrices_are_cut_too() {
     let folder = tempfile::tempdir().unwrap();
-    for form in [Form::F16, Form::Q8] {
+    for form in [MatrixFormat::F16, MatrixFormat::Q8] {
         let path = folder.path().join("model.gguf");
         let embedded = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny");
         std::fs::write(&path, convert(&embedded, form, "gpt-2").bytes()).unwrap();
@@ -141,7 +141,7 @@ fn large_blocks_are_cut_too() {
     let (folder, wide) = (tempfile::tempdir().unwrap(), made::wide());
     for kind in [QuantType::Q4K, QuantType::Q6K, QuantType::Iq2S] {
         let path = folder.path().join("model.gguf");
-        std::fs::write(&path, convert(wide.path(), Form::Large(kind), "gpt-2").bytes()).unwrap();
+        std::fs::write(&path, convert(wide.path(), MatrixFormat::Large(kind), "gpt-2").bytes()).unwrap();
         check(&ModelSource::open(&path).unwrap(), 4);
     }
 }
@@ -157,7 +157,7 @@ fn a_rank_has_a_part_of_the_weights_and_of_the_pages() {
     assert_eq!((two.copied, four.copied), (2 * one.copied, 4 * one.copied));
     let mut pages = Vec::new();
     for ranks in [1, 2, 4] {
-        let mut pipeline = Pipeline::new(&source, &[], ranks);
+        let mut pipeline = RankedPipeline::new(&source, &[], ranks);
         let before = pipeline.engine.pages();
         pipeline.admit(ONE, 512);
         pages.push(before.free - pipeline.engine.pages().free);
@@ -188,7 +188,7 @@ fn what_cannot_be_cut_so_is_refused() {
 /// Bits of logits behind a prompt whose KV went from so many ranks to so many others.
 fn handed(source: &ModelSource, [from, to]: [usize; 2], codec: KvCodec) -> Vec<u32> {
     let (shape, tokens) = (source.card().shape, prompt(source));
-    let [mut from, mut to] = [from, to].map(|ranks| Pipeline::new(source, &[], ranks));
+    let [mut from, mut to] = [from, to].map(|ranks| RankedPipeline::new(source, &[], ranks));
     from.admit(ONE, 64);
     to.admit(ONE, 64);
     from.run(ONE, 0, &tokens);
@@ -210,7 +210,7 @@ fn handed(source: &ModelSource, [from, to]: [usize; 2], codec: KvCodec) -> Vec<u
 const REST: [Token; 2] = [Token(5), Token(77)];
 
 fn not_handed(source: &ModelSource) -> Vec<u32> {
-    let (mut alone, tokens) = (Pipeline::new(source, &[], 1), prompt(source));
+    let (mut alone, tokens) = (RankedPipeline::new(source, &[], 1), prompt(source));
     alone.admit(ONE, 64);
     alone.run(ONE, 0, &tokens);
     bits(&alone.run(ONE, tokens.len() as u32, &REST))
@@ -251,7 +251,7 @@ fn beginnings_are_shared_and_guesses_forgotten_on_every_rank() {
     let begin: Vec<Token> = (0..200).map(|n| Token(300 + n * 7)).collect();
     let rest = [Token(9), Token(8), Token(7)];
     let scenario = |ranks: usize| {
-        let mut pipeline = Pipeline::new(&source, &[], ranks);
+        let mut pipeline = RankedPipeline::new(&source, &[], ranks);
         let (stage, free) = (pipeline.stages[0], pipeline.engine.pages());
         pipeline.admit(ONE, 300);
         pipeline.run(ONE, 0, &begin);

@@ -96,7 +96,7 @@ fn in_single_precision(name: &str) -> tempfile::TempDir {
         return widened::copy(&folder(name));
     }
     let to = tempfile::tempdir().unwrap();
-    let file = gguf_writer::convert(&folder(name), gguf_writer::Form::F32, "gpt-2").bytes();
+    let file = gguf_writer::convert(&folder(name), gguf_writer::MatrixFormat::F32, "gpt-2").bytes();
     std::fs::write(to.path().join("model.gguf"), file).unwrap();
     to
 }
@@ -106,12 +106,12 @@ fn engine() -> Engine {
 }
 
 /// Stages of one model, as peers would hold them.
-struct Pipeline {
+struct StagedModel {
     engine: Engine,
     stages: Vec<StageKey>,
 }
 
-impl Pipeline {
+impl StagedModel {
     fn new(source: &ModelSource, cuts: &[u32]) -> Self {
         let mut engine = engine();
         let ends = cuts.iter().copied().chain([source.card().shape.layers]);
@@ -159,7 +159,7 @@ fn check_logits(name: &str, case: &Case, logits: &[f32], tolerance: f32) {
     }
 }
 
-fn check_greedy(name: &str, case: &Case, pipeline: &mut Pipeline, request: RequestId, last: &[f32]) {
+fn check_greedy(name: &str, case: &Case, pipeline: &mut StagedModel, request: RequestId, last: &[f32]) {
     let mut next = argmax(last);
     for (i, expected) in case.greedy.iter().enumerate() {
         assert_eq!(next, *expected, "{name}, prompt {}, token {i}", case.prompt.len());
@@ -200,7 +200,7 @@ fn weights_of_servers_quantisers_are_off_by_what_rows_are_rounded() {
     for name in CODED {
         let source = ModelSource::open(&coded(name)).unwrap();
         for case in cases(name) {
-            let mut pipeline = Pipeline::new(&source, &[]);
+            let mut pipeline = StagedModel::new(&source, &[]);
             pipeline.admit(REQUEST, case.prompt.len());
             let logits = pipeline.run(REQUEST, 0, &case.prompt);
             let vocab = logits.len() / case.prompt.len();
@@ -241,7 +241,7 @@ fn exact_rows_leave_nothing_of_what_bfloat16_ones_do() {
         let source = stored.in_precision(Precision::Exact).unwrap();
         assert_ne!(source.card().id, id, "no group has both");
         for case in cases(name) {
-            let mut pipeline = Pipeline::new(&source, &[]);
+            let mut pipeline = StagedModel::new(&source, &[]);
             pipeline.admit(REQUEST, case.prompt.len() + case.greedy.len() + 1);
             let logits = pipeline.run(REQUEST, 0, &case.prompt);
             check_logits(name, &case, &logits, TOLERANCE);
@@ -267,7 +267,7 @@ fn however_cut(name: &str, source: &ModelSource, tolerance: f32) {
     for cut in cuts {
         for case in cases(name) {
             for chunk in [case.prompt.len(), 16, 1] {
-                let mut pipeline = Pipeline::new(source, &cut);
+                let mut pipeline = StagedModel::new(source, &cut);
                 pipeline.admit(REQUEST, case.prompt.len() + case.greedy.len() + 1);
                 let mut logits = Vec::new();
                 for (i, part) in case.prompt.chunks(chunk).enumerate() {
@@ -289,7 +289,7 @@ fn log_probabilities_are_those_of_transformers_in_single_precision() {
         let widened = in_single_precision(name);
         let source = ModelSource::open(widened.path()).unwrap();
         for case in cases(name) {
-            let mut pipeline = Pipeline::new(&source, &[]);
+            let mut pipeline = StagedModel::new(&source, &[]);
             pipeline.admit(REQUEST, case.prompt.len() + 1);
             let mut logits = pipeline.run(REQUEST, 0, &case.prompt);
             let vocab = logits.len() / case.prompt.len();
@@ -314,8 +314,8 @@ fn kv_handed_from_one_cut_to_another_continues_as_if_nothing_happened() {
         let path = single.as_ref().map_or_else(|| folder(name), |single| single.path().to_owned());
         let source = ModelSource::open(&path).unwrap();
         let shape = source.card().shape;
-        let mut prefill = Pipeline::new(&source, if shape.whole { &[] } else { &[1] });
-        let mut decode = Pipeline::new(&source, if shape.most_stages() > 2 { &[2] } else { &[] });
+        let mut prefill = StagedModel::new(&source, if shape.whole { &[] } else { &[1] });
+        let mut decode = StagedModel::new(&source, if shape.most_stages() > 2 { &[2] } else { &[] });
         for (n, case) in cases(name).into_iter().enumerate() {
             let request = RequestId([n as u8; 16]);
             prefill.admit(request, case.prompt.len());
@@ -357,7 +357,7 @@ fn a_model_that_one_stage_has_to_hold_is_not_cut() {
             assert!(refusal.contains(&format!("layers {start}..{end} of {blocks} are no stage")), "{refusal}");
         }
         // Pages are those of layers that have keys and values of their own.
-        let mut pipeline = Pipeline::new(&source, &[]);
+        let mut pipeline = StagedModel::new(&source, &[]);
         let free = pipeline.engine.pages().free;
         pipeline.admit(REQUEST, 1);
         assert_eq!(free - pipeline.engine.pages().free, blocks as usize);

@@ -4,7 +4,7 @@
 mod counting;
 mod gguf_writer;
 
-use gguf_writer::{Form, convert};
+use gguf_writer::{MatrixFormat, convert};
 use std::path::Path;
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
@@ -27,7 +27,7 @@ fn quantised() -> ModelSource {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny");
-    std::fs::write(&path, convert(&tiny, Form::Q8, "gpt-2").bytes()).unwrap();
+    std::fs::write(&path, convert(&tiny, MatrixFormat::Q8, "gpt-2").bytes()).unwrap();
     ModelSource::open(&path).unwrap()
 }
 
@@ -62,7 +62,7 @@ fn decoding_takes_no_memory_for_a_token() {
         let mut tokens: Vec<Token> = (0..BATCH).map(|n| Token(300 + u32::from(n))).collect();
         let rows: Vec<usize> = (0..usize::from(BATCH)).collect();
         step(&mut engine, stage, &mut batch, &mut tokens, &rows);
-        let meter = counting::Meter::start();
+        let meter = counting::MemoryMeter::start();
         for _ in 0..STEPS {
             step(&mut engine, stage, &mut batch, &mut tokens, &rows);
         }

@@ -12,13 +12,13 @@ const PLAIN: RequestId = RequestId([2; 16]);
 const PROMPT: u32 = 200;
 
 /// Packs one sequence's tokens of every layer, from where the last step ended.
-struct Taker {
+struct TileTaker {
     codec: KvCodec,
     tokens: std::ops::Range<u32>,
     tiles: Vec<(TileHeader, Vec<u8>)>,
 }
 
-impl Tap for Taker {
+impl Tap for TileTaker {
     fn layer(&mut self, layer: u32, fresh: &mut Fresh<'_>) {
         let mut payload = Vec::new();
         assert!(fresh.export(TAPPED, self.tokens.clone(), self.codec, &mut payload));
@@ -53,7 +53,7 @@ fn a_layer_packed_during_its_step_has_the_bytes_it_has_after_it() {
         for (chunk, packed) in [(0..130, 0..128), (130..PROMPT, 128..PROMPT)] {
             let slice = |request| [Slice { request, start: chunk.start, len: chunk.len() as u32 }];
             let tokens = &prompt[chunk.start as usize..chunk.end as usize];
-            let mut taker = Taker { codec, tokens: packed, tiles: Vec::new() };
+            let mut taker = TileTaker { codec, tokens: packed, tiles: Vec::new() };
             let (input, output) = (Input::Tokens(tokens), Output::Hidden);
             let tapped =
                 engine.forward_tapped(stage, &slice(TAPPED), input, output, Some(&mut taker)).unwrap().to_vec();
@@ -73,7 +73,7 @@ fn a_layer_packed_during_its_step_has_the_bytes_it_has_after_it() {
 #[test]
 fn nobody_taps_one_rank_of_several() {
     let (mut engine, stage, _) = engine(2);
-    let mut taker = Taker { codec: KvCodec::Raw, tokens: 0..PROMPT, tiles: Vec::new() };
+    let mut taker = TileTaker { codec: KvCodec::Raw, tokens: 0..PROMPT, tiles: Vec::new() };
     let slice = [Slice { request: TAPPED, start: 0, len: PROMPT }];
     engine.forward_tapped(stage, &slice, Input::Tokens(&prompt()), Output::Hidden, Some(&mut taker)).unwrap();
     assert!(taker.tiles.is_empty());

@@ -44,7 +44,7 @@ impl Bench {
 
 /// A sequence of one model.
 #[derive(Clone)]
-struct Sequence {
+struct ModelSequence {
     id: RequestId,
     model: usize,
     /// Prompt and answer so far.
@@ -53,7 +53,7 @@ struct Sequence {
     room: usize,
 }
 
-impl Sequence {
+impl ModelSequence {
     fn new(model: usize, n: usize) -> Self {
         let tokens = (0..30 + 17 * n).map(|i| Token(((i * 31 + n * 101) % 300) as u32)).collect();
         Self { id: RequestId([(model * SEQUENCES + n) as u8; 16]), model, tokens, present: 0, room: 0 }
@@ -71,7 +71,7 @@ fn best(logits: &[f32]) -> Token {
 }
 
 /// Computes one step of these sequences of one model; each whose tokens are all there then gets its next.
-fn step(bench: &mut Bench, model: usize, batch: &mut [&mut Sequence]) {
+fn step(bench: &mut Bench, model: usize, batch: &mut [&mut ModelSequence]) {
     let slices: Vec<Slice> = batch.iter().map(|s| s.slice()).collect();
     let whole = batch.iter().zip(&slices);
     let tokens: Vec<Token> = whole.flat_map(|(s, cut)| s.tokens[s.present..][..cut.len as usize].to_vec()).collect();
@@ -92,7 +92,7 @@ fn step(bench: &mut Bench, model: usize, batch: &mut [&mut Sequence]) {
     }
 }
 
-fn alone(sources: &[ModelSource; 2], mut sequence: Sequence) -> Vec<Token> {
+fn alone(sources: &[ModelSource; 2], mut sequence: ModelSequence) -> Vec<Token> {
     let mut bench = Bench::new(sources, 64, 1);
     bench.engine.admit(bench.stages[sequence.model], sequence.id, LONG as u32).unwrap();
     while sequence.present < LONG {
@@ -104,10 +104,10 @@ fn alone(sources: &[ModelSource; 2], mut sequence: Sequence) -> Vec<Token> {
 /// What a group's leader does where pages are short: the youngest gives its own back and is computed anew later.
 struct Scenario {
     bench: Bench,
-    waiting: Vec<Sequence>,
+    waiting: Vec<ModelSequence>,
     /// In the order they came.
-    running: Vec<Sequence>,
-    done: Vec<Sequence>,
+    running: Vec<ModelSequence>,
+    done: Vec<ModelSequence>,
     kept: Vec<(usize, PrefixKey)>,
     pushed_out: usize,
     /// Steps in which sequences of both models ran.
@@ -121,7 +121,7 @@ impl Scenario {
             for model in 0..2 {
                 self.make_room(model);
                 let of_model = self.running.iter_mut().filter(|s| s.model == model && s.present < LONG);
-                let mut batch: Vec<&mut Sequence> = of_model.collect();
+                let mut batch: Vec<&mut ModelSequence> = of_model.collect();
                 if !batch.is_empty() {
                     step(&mut self.bench, model, &mut batch);
                 }
@@ -147,7 +147,7 @@ impl Scenario {
     fn make_room(&mut self, model: usize) {
         let mut i = 0;
         while i < self.running.len() {
-            let Sequence { id, model: of, room, ref tokens, .. } = self.running[i];
+            let ModelSequence { id, model: of, room, ref tokens, .. } = self.running[i];
             if of == model && tokens.len() > room {
                 let more = (room + GROWTH).min(LONG);
                 match self.bench.engine.grow(self.bench.stages[of], id, more as u32) {
@@ -185,7 +185,7 @@ impl Scenario {
 /// Pages of both come to as many as the pool has many times over.
 fn check(ranks: usize) {
     let sources = models();
-    let all = || (0..2 * SEQUENCES).map(|i| Sequence::new(i % 2, i / 2));
+    let all = || (0..2 * SEQUENCES).map(|i| ModelSequence::new(i % 2, i / 2));
     let bench = Bench::new(&sources, 30, ranks);
     let free = bench.engine.pages();
     let (running, done, kept) = (Vec::new(), Vec::new(), Vec::new());
@@ -199,7 +199,7 @@ fn check(ranks: usize) {
     );
     assert_eq!(scenario.done.len(), 2 * SEQUENCES);
     for sequence in &scenario.done {
-        let expected = alone(&sources, Sequence { present: 0, ..all().find(|s| s.id == sequence.id).unwrap() });
+        let expected = alone(&sources, ModelSequence { present: 0, ..all().find(|s| s.id == sequence.id).unwrap() });
         assert_eq!(sequence.tokens, expected, "model {}, {ranks} ranks", sequence.model);
     }
     assert_eq!(scenario.bench.engine.pages(), free, "what is kept counts as free");

@@ -45,7 +45,7 @@ mod update;
 mod ways;
 
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::{
         BETWEEN, HostSize, KNOBS, Settings,
         secrets::{API_KEY, INVITE, SECRETS, SecretSetting},
@@ -93,7 +93,7 @@ fn printed(outcome: io::Result<()>) {
 async fn joined<T>(task: JoinHandle<T>) -> Result<T, Exit> {
     task.await.map_err(|error| match error.try_into_panic() {
         Ok(thrown) => resume_unwind(thrown),
-        Err(ended) => Exit::new(Kind::Other, ended.to_string()),
+        Err(ended) => Exit::new(ExitKind::Other, ended.to_string()),
     })
 }
 
@@ -112,7 +112,7 @@ pub fn main() -> ExitCode {
         Err(thrown) => match thrown.downcast::<Unprinted>() {
             // A reader that has what it wants is no error; a disk that is full is one.
             Ok(unprinted) if unprinted.0.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-            Ok(unprinted) => Exit::file(Kind::Other, "standard output", &unprinted.0).report(),
+            Ok(unprinted) => Exit::file(ExitKind::Other, "standard output", &unprinted.0).report(),
             Err(other) => resume_unwind(other),
         },
     }
@@ -126,7 +126,7 @@ fn refused(error: &clap::Error) -> ExitCode {
         error.exit();
     }
     note!("{}", shown.trim_end());
-    ExitCode::from(Kind::Usage as u8)
+    ExitCode::from(ExitKind::Usage as u8)
 }
 
 fn run(matches: &ArgMatches) -> Result<(), Exit> {
@@ -134,7 +134,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     match verb {
         "completions" => return completions(matches),
         "version" => return show::version(matches),
-        sandbox::VERB => return sandbox::run().map_err(|e| Exit::new(Kind::Other, e.to_string())),
+        sandbox::VERB => return sandbox::run().map_err(|e| Exit::new(ExitKind::Other, e.to_string())),
         spare::VERB => return check_index(matches),
         _ => {}
     }
@@ -143,30 +143,30 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let settings = match verb {
         // What a peer here was told while it ran.
         "join" | "doctor" | "config" => {
-            settings(matches)?.with_kept_limits().map_err(|e| Exit::new(Kind::Config, e.to_string()))?
+            settings(matches)?.with_kept_limits().map_err(|e| Exit::new(ExitKind::Config, e.to_string()))?
         }
         _ => settings(matches)?,
     };
     let settings = with_secrets(settings, verb)?;
     let sink = if verb == "join" { join::log(&settings, matches) } else { telemetry::Sink::StandardError };
     telemetry::start(settings.text("log"), settings.text("log-format"), sink)
-        .map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+        .map_err(|e| Exit::new(ExitKind::Config, e.to_string()))?;
     if verb == "join"
-        && let Some((compute, rest)) = settings.cores().map_err(|e| Exit::new(Kind::Config, e.to_string()))?
+        && let Some((compute, rest)) = settings.cores().map_err(|e| Exit::new(ExitKind::Config, e.to_string()))?
     {
         // Before there is any other thread: they take it over.
         let stay = compute.check().and_then(|()| rest.stay());
-        stay.map_err(|e| Exit::new(Kind::Config, format!("--cores: {}", plain::io_error(&e))))?;
+        stay.map_err(|e| Exit::new(ExitKind::Config, format!("--cores: {}", plain::io_error(&e))))?;
     }
     if verb == "join" && !settings.encoders().is_empty() {
-        bound_candle(settings.threads().map_err(|e| Exit::new(Kind::Config, e.to_string()))?.count);
+        bound_candle(settings.threads().map_err(|e| Exit::new(ExitKind::Config, e.to_string()))?.count);
     }
     if verb == "join" {
         warn(settings.warnings(machine()));
     }
-    let workers = workers(verb, &settings).map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    let workers = workers(verb, &settings).map_err(|e| Exit::new(ExitKind::Config, e.to_string()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
-    let runtime = runtime.map_err(|e| Exit::new(Kind::Other, format!("no threads: {e}")))?;
+    let runtime = runtime.map_err(|e| Exit::new(ExitKind::Other, format!("no threads: {e}")))?;
     let done = runtime.block_on(async {
         match verb {
             "join" => join::run(&settings, matches).await,
@@ -217,7 +217,7 @@ fn with_secrets(mut settings: Settings, verb: &str) -> Result<Settings, Exit> {
     };
     for secret in needed {
         let read = settings.read_secret(*secret, &mut io::stdin().lock(), ask);
-        read.map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+        read.map_err(|e| Exit::new(ExitKind::Config, e.to_string()))?;
     }
     Ok(settings)
 }
@@ -241,7 +241,10 @@ fn nothing_is_empty(matches: &ArgMatches) -> Result<(), Exit> {
         let mut values = matches.try_get_raw(name).ok().flatten().into_iter().flatten();
         let is_setting = KNOBS.iter().any(|knob| knob.name == name);
         if given && !is_setting && values.any(|value| value.to_string_lossy().trim().is_empty()) {
-            return Err(Exit::new(Kind::Usage, format!("{name}: nothing is said; leave it out, or give it a value")));
+            return Err(Exit::new(
+                ExitKind::Usage,
+                format!("{name}: nothing is said; leave it out, or give it a value"),
+            ));
         }
     }
     matches.subcommand().map_or(Ok(()), |(_, matches)| nothing_is_empty(matches))
@@ -286,13 +289,13 @@ fn settings(matches: &ArgMatches) -> Result<Settings, Exit> {
     let variable = || std::env::var_os("TSNODE_CONFIG").map(PathBuf::from);
     if std::env::var_os("TSNODE_CONFIG").is_some_and(|file| file.is_empty()) {
         let what = "TSNODE_CONFIG: nothing is said; unset it, or let it name a settings file";
-        return Err(Exit::new(Kind::Config, what));
+        return Err(Exit::new(ExitKind::Config, what));
     }
     let file = named.cloned().or_else(variable);
     let must_exist = file.is_some();
     let file = file.unwrap_or_else(usual_file);
     Settings::gather(&flags, |name| std::env::var(name).ok(), &file, must_exist)
-        .map_err(|e| Exit::new(Kind::Config, e.to_string()))
+        .map_err(|e| Exit::new(ExitKind::Config, e.to_string()))
 }
 
 /// The whole command line.
@@ -437,7 +440,7 @@ fn check_index_command() -> Command {
 
 fn check_index(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = matches.get_one::<OsString>("folder");
-    folder.map_or(Ok(()), |folder| spare::check(folder)).map_err(|e| Exit::new(Kind::Other, e))
+    folder.map_or(Ok(()), |folder| spare::check(folder)).map_err(|e| Exit::new(ExitKind::Other, e))
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ mod ask;
 mod batch;
 mod candle_models;
 mod encoder;
+mod encoder_settings;
 mod error;
 mod family;
 mod folder;
 mod head;
 mod lend;
 mod pooling;
-mod settings;
 
 #[cfg(test)]
 mod tests;
@@ -21,4 +21,4 @@ mod tests;
 pub use ask::{Asker, EncodeError, Encoders, Query, run};
 pub use encoder::Encoder;
 pub use error::EncoderError;
-pub use lend::{Computing, Lender, Lenders};
+pub use lend::{Computing, Lenders, LentEncoder};

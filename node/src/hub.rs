@@ -3,7 +3,7 @@
 //! The cache is the one that `huggingface_hub` keeps, in its own layout, so that nothing is downloaded twice: `blobs` by the hash
 //! that the hub gives, `snapshots` of links to them by commit, `refs` from branches and tags to commits.
 
-mod asked;
+mod asked_model;
 mod cache;
 mod catalogue;
 mod client;
@@ -16,7 +16,7 @@ mod pull;
 mod repo_files;
 mod settings;
 
-pub use asked::{AskedModel, model};
+pub use asked_model::{AskedModel, model};
 pub use cache::{Cache, CachedModel, CachedOrigin, Damage, is_gated, name_of, origin_of};
 pub use catalogue::{Alias, aliases};
 pub use client::{FoundRepo, Hub};

@@ -74,7 +74,7 @@ use tsnode_coordinator::{
     control::{Control, ControlConfig},
     fallback::Fallback,
     gateway::{Gateway, GatewayConfig, View},
-    planner::{Scheduler, Wish},
+    planner::{PlanOptions, Scheduler},
     settings::SwarmSettings,
     trust::Trust,
 };
@@ -564,7 +564,7 @@ impl Ground {
         let settings = ControlConfig {
             settings: known,
             takes_settings: self.belonging.secret.is_some(),
-            wish: Wish { layout: self.config.layout.clone(), split: self.config.split },
+            wish: PlanOptions { layout: self.config.layout.clone(), split: self.config.split },
             endorsed: self.store.endorsed(),
             company: !self.bootstrap().is_empty(),
             ..ControlConfig::new(self.identity.peer_id(), self.invite.swarm)

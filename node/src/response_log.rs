@@ -11,7 +11,7 @@ use crate::{
     },
     store::{Store, StoreError},
 };
-use book::{Book, Key, LogLife};
+use book::{Book, LogLife, ResponseKey};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -166,8 +166,8 @@ impl ResponseLog {
         book.best(head).and_then(|key| book.said(key))
     }
 
-    fn own(&self, request: RequestId) -> Key {
-        Key { request, gateway: self.me }
+    fn own(&self, request: RequestId) -> ResponseKey {
+        ResponseKey { request, gateway: self.me }
     }
 
     fn replicas(&self, request: RequestId) -> Vec<PeerId> {
@@ -175,7 +175,7 @@ impl ResponseLog {
     }
 
     /// Tells a replica what is said until the answer ends; when it goes, the next gets all of it.
-    async fn copy(&self, key: Key, life: LogLife) {
+    async fn copy(&self, key: ResponseKey, life: LogLife) {
         for replica in self.replicas(key.request).into_iter().take(REPLICAS) {
             match self.copy_to(replica, key, life).await {
                 Ok(()) => return,
@@ -186,7 +186,7 @@ impl ResponseLog {
         }
     }
 
-    async fn copy_to(&self, replica: PeerId, key: Key, life: LogLife) -> Result<(), LinkError> {
+    async fn copy_to(&self, replica: PeerId, key: ResponseKey, life: LogLife) -> Result<(), LinkError> {
         let Some(asked) = self.book().asked(key) else { return Ok(()) };
         let addresses = self.roster.data_addresses(replica);
         let head = ResponseLogHead { request: key.request, asked };
@@ -230,7 +230,7 @@ impl ResponseLog {
     /// # Errors
     /// When the stream breaks, most likely because the gateway has died, or says what it may not. What came is kept.
     pub async fn keep(&self, gateway: PeerId, head: ResponseLogHead, mut stream: Stream) -> Result<(), LinkError> {
-        let key = Key { request: head.request, gateway };
+        let key = ResponseKey { request: head.request, gateway };
         let mut life = None;
         let kept = self.keep_parts(key, head.asked, &mut stream, &mut life).await;
         if let Some(life) = life {
@@ -241,7 +241,7 @@ impl ResponseLog {
 
     async fn keep_parts(
         &self,
-        key: Key,
+        key: ResponseKey,
         asked: Fingerprint,
         stream: &mut Stream,
         begun: &mut Option<LogLife>,

@@ -12,16 +12,16 @@ use tokio::task::JoinHandle;
 static RUNNING: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
 
 /// Counts a task for as long as its future is there, however that ends.
-struct Running(&'static str);
+struct TaskGuard(&'static str);
 
-impl Running {
+impl TaskGuard {
     fn one(name: &'static str) -> Self {
         *RUNNING.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
         Self(name)
     }
 }
 
-impl Drop for Running {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = running.get_mut(self.0) {
@@ -36,7 +36,7 @@ pub fn spawn<F>(name: &'static str, work: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send + 'static> + Send + 'static,
 {
-    let running = Running::one(name);
+    let running = TaskGuard::one(name);
     tokio::spawn(async move {
         let _running = running;
         work.await

@@ -66,7 +66,7 @@ pub fn start(filter: &str, format: &str, sink: Sink) -> Result<(), TelemetryErro
         Sink::File { path, warnings } => {
             let all = fmt::layer().with_writer(Mutex::new(LogFile::new(path, warnings))).with_ansi(false);
             let all = if is_json { all.json().boxed() } else { all.boxed() };
-            let shown = fmt::layer().with_writer(move || Watched(warnings)).with_ansi(colour);
+            let shown = fmt::layer().with_writer(move || WarningWriter(warnings)).with_ansi(colour);
             let shown = shown.without_time().with_target(false).with_filter(LevelFilter::WARN);
             tracing_subscriber::registry().with(filter).with(all).with(shown).try_init()
         }
@@ -75,9 +75,9 @@ pub fn start(filter: &str, format: &str, sink: Sink) -> Result<(), TelemetryErro
 }
 
 /// Whoever watches, as something to write to: a whole line at a time.
-struct Watched(fn(&[u8]));
+struct WarningWriter(fn(&[u8]));
 
-impl Write for Watched {
+impl Write for WarningWriter {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         (self.0)(line);
         Ok(line.len())

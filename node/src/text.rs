@@ -1,7 +1,8 @@
 //! Text becomes tokens, tokens become text: tokenizer, chat template, stop strings.
 
-mod answer;
-mod answers;
+mod answer_formats;
+mod answer_parser;
+mod answer_part;
 mod bytes;
 mod channels;
 mod chat;
@@ -15,7 +16,6 @@ mod jinja;
 mod model;
 mod reader;
 mod reasoning;
-mod said;
 pub mod sandbox;
 mod short;
 mod specials;
@@ -26,14 +26,14 @@ mod tools;
 mod vocabulary;
 mod workers;
 
-pub use answer::AnswerParser;
-pub use answers::{Parsers, ReasoningFormat};
+pub use answer_formats::{Parsers, ReasoningFormat};
+pub use answer_parser::AnswerParser;
+pub use answer_part::AnswerPart;
 pub use chat::{ChatMessage, ChatTemplate, Conversation, Ending, TemplateText, ToolCall};
 pub use defaults::Defaults;
 pub use detokenise::{Detokeniser, TokenText};
 pub use model::{TextError, TextModel};
 pub use reasoning::{ReasoningParser, ThoughtParser};
-pub use said::Said;
 pub use specials::SpecialText;
 pub use stop::{Passed, StopStrings};
 pub use templates::Templates;

@@ -28,9 +28,9 @@ const DAMAGES: usize = 5;
 const SEED: u64 = 36;
 
 /// A generator that gives the same damages everywhere (`SplitMix64`).
-struct Draw(u64);
+struct SplitMix64(u64);
 
-impl Draw {
+impl SplitMix64 {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -44,7 +44,7 @@ impl Draw {
 }
 
 /// What becomes of a file: it is cut, a bit of it flips, it is emptied, it is noise, a block of it is zeros.
-fn damaged(whole: &[u8], way: usize, draw: &mut Draw) -> Vec<u8> {
+fn damaged(whole: &[u8], way: usize, draw: &mut SplitMix64) -> Vec<u8> {
     loop {
         let mut bytes = whole.to_vec();
         let at = draw.below(whole.len());
@@ -267,7 +267,7 @@ impl Golden {
     /// Damages some files in the same way, once for each of the damages, and starts the peer `times` times; hands all to `check`.
     async fn damage(&self, names: &[&str], times: usize, check: impl Fn(&Self, &[(&str, Vec<u8>)], &Came, &str)) {
         for n in 0..damages() {
-            let mut draw = Draw(SEED ^ ((n as u64) << 8) ^ names.concat().len() as u64);
+            let mut draw = SplitMix64(SEED ^ ((n as u64) << 8) ^ names.concat().len() as u64);
             let broken: Vec<_> = names.iter().map(|name| (*name, damaged(self.file(name), n, &mut draw))).collect();
             self.with(&broken);
             for start in 0..times {
@@ -372,12 +372,12 @@ async fn damage_to_what_a_version_before_has_left_leads_to_no_other_swarm_either
 }
 
 /// A disk with so much room, if this user may have one.
-struct Disk(PathBuf);
+struct SmallDisk(PathBuf);
 
 /// Its size (KiB): the index of weights alone takes 512.
 const DISK: usize = 4096;
 
-impl Disk {
+impl SmallDisk {
     fn make(folder: &Path, kib: usize) -> Option<Self> {
         fs::create_dir_all(folder).unwrap();
         let mut mount = Command::new("mount");
@@ -386,7 +386,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for SmallDisk {
     fn drop(&mut self) {
         Command::new("umount").arg("-l").arg(&self.0).stderr(Stdio::null()).status().ok();
     }
@@ -409,7 +409,7 @@ async fn a_newcomer_that_is_killed_on_a_full_disk_can_start_again() {
     rooms.extend((0..12).map(|pages| ("true".to_owned(), Some(pages))));
     for (n, (limit, pages)) in rooms.into_iter().enumerate() {
         let folder = home.path().join(format!("newcomer{n}"));
-        let disk = pages.map(|_| Disk::make(&folder, DISK));
+        let disk = pages.map(|_| SmallDisk::make(&folder, DISK));
         if disk.as_ref().is_some_and(Option::is_none) {
             println!("skipped: this user may mount nothing");
             return;

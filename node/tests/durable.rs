@@ -18,7 +18,7 @@ use tsnode_protocol::{
     Epoch, KvCodec, PeerId, RequestId, Sampled, Term, Token, codec, ledger,
     response_log::{Fingerprint, Record, ResponseLogHead, ResponseLogPart},
 };
-use tsnode_testnet::client::Reader;
+use tsnode_testnet::client::AnswerStream;
 
 /// Another swarm may be beside this one.
 const LONG: Duration = Duration::from_secs(40);
@@ -71,19 +71,19 @@ fn ended(folder: &Path) -> usize {
 }
 
 /// A reader of one stream, whose gateway may change.
-fn read(net: &Net, key: &str, seed: u64, gateways: Arc<Mutex<Vec<String>>>) -> tokio::task::JoinHandle<Read> {
-    let reader = Reader::new(&net.client, key.to_owned(), body(seed));
+fn read(net: &Net, key: &str, seed: u64, gateways: Arc<Mutex<Vec<String>>>) -> tokio::task::JoinHandle<ReadAnswer> {
+    let reader = AnswerStream::new(&net.client, key.to_owned(), body(seed));
     tsnode::tasks::spawn("test", async move {
         let seen = reader.read(|n| {
             let all = gateways.lock().unwrap();
             all[n.min(all.len() - 1)].clone()
         });
         let seen = seen.await.unwrap();
-        Read { tokens: seen.tokens, returns: seen.returns }
+        ReadAnswer { tokens: seen.tokens, returns: seen.returns }
     })
 }
 
-struct Read {
+struct ReadAnswer {
     tokens: Vec<u64>,
     returns: usize,
 }

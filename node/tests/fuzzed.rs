@@ -10,7 +10,7 @@ mod mutate;
 #[path = "fuzzing/pickles.rs"]
 mod pickles;
 
-use mutate::{Mutator, Tried};
+use mutate::{FuzzInput, Mutator};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ fn run_within(most: u64, seed: u64, examples: &[Vec<u8>], target: impl Fn(&[u8])
     let (mut mutator, mut read) = (Mutator::new(seed), 0);
     for input in 0..INPUTS {
         let bytes = mutator.next(examples);
-        let _tried = Tried { seed, input, bytes: &bytes };
+        let _tried = FuzzInput { seed, input, bytes: &bytes };
         let took = allocation_counter::measure(|| read += usize::from(target(&bytes))).bytes_max;
         assert!(took <= most, "input {input} of seed {seed}, {} bytes, took {took} of {most}", bytes.len());
     }

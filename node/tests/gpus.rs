@@ -29,11 +29,11 @@ const LOST_AFTER: usize = 8;
 const FLAGS: [&str; 4] = ["--kv-memory", "64MiB", "--kv-codec", "raw"];
 
 /// A program that is `tsnode` with GPUs, and the file that has them lost once it is there.
-struct Gpus {
+struct FakeGpus {
     folder: tempfile::TempDir,
 }
 
-impl Gpus {
+impl FakeGpus {
     /// None where the emulator cannot be built.
     fn new() -> Option<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/cuda_emulated.sh");
@@ -130,7 +130,7 @@ async fn swarm(net: &Net) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_peers_on_gpus_hand_kv_over_and_say_what_the_processor_says() {
-    let Some(gpus) = Gpus::new() else { return };
+    let Some(gpus) = FakeGpus::new() else { return };
     // The second has two GPUs that hold every layer together.
     let net = gpus.up(&["cuda:0", "cuda:1-2"], "prefill=1,decode=1").await;
     let (prompt, expected) = prompt_and_answer();
@@ -150,7 +150,7 @@ async fn two_peers_on_gpus_hand_kv_over_and_say_what_the_processor_says() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_that_is_lost_takes_its_group_out_of_the_plan_and_not_the_stream() {
-    let Some(gpus) = Gpus::new() else { return };
+    let Some(gpus) = FakeGpus::new() else { return };
     // Both are of one peer, which sends KV to itself; the GPU decodes.
     let net = gpus.up(&["cpu,cuda:0"], "prefill=1,decode=1").await;
     let (prompt, expected) = prompt_and_answer();

@@ -4,7 +4,7 @@
 #[path = "hub/double.rs"]
 mod double;
 
-use double::{Double, Fault, TOKEN};
+use double::{Double, HubFault, TOKEN};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -183,7 +183,7 @@ async fn a_stream_that_breaks_goes_on_where_it_broke() {
     let (place, content) = PulledHub::with_gguf(300_000).await;
     // More often than is tried in a row: each time something came.
     for after in [50_000, 60_000, 1, 30_000, 70_000] {
-        place.double.fail("m-Q4_K_M.gguf", Fault::Break(after), 1);
+        place.double.fail("m-Q4_K_M.gguf", HubFault::Break(after), 1);
     }
     let pulled = place.pull("org/gguf:Q4_K_M").await.unwrap();
     assert_eq!(fs::read(&pulled.model.path).unwrap(), content);
@@ -196,8 +196,8 @@ async fn a_stream_that_breaks_goes_on_where_it_broke() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_never_comes_is_given_up_and_gone_on_with_later() {
     let (place, content) = PulledHub::with_gguf(200_000).await;
-    place.double.fail("m-Q4_K_M.gguf", Fault::Break(80_000), 1);
-    place.double.fail("m-Q4_K_M.gguf", Fault::Break(0), 50);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::Break(80_000), 1);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::Break(0), 50);
     let said = place.pull("org/gguf").await.unwrap_err();
     assert!(said.contains("m-Q4_K_M.gguf broke off at 0.1 MiB of 0.2 MiB"), "{said}");
     // Nothing half-written counts.
@@ -211,8 +211,8 @@ async fn a_stream_that_never_comes_is_given_up_and_gone_on_with_later() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silence_is_a_break_and_slowness_is_not() {
     let (place, content) = PulledHub::with_gguf(100_000).await;
-    place.double.fail("m-Q4_K_M.gguf", Fault::Stall, 2);
-    place.double.fail("m-Q4_K_M.gguf", Fault::Slow(Duration::from_millis(50)), 1);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::Stall, 2);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::Slow(Duration::from_millis(50)), 1);
     let pulled = place.pull("org/gguf").await.unwrap();
     assert_eq!(fs::read(&pulled.model.path).unwrap(), content);
     assert_eq!(pulled.fetched, 100_000);
@@ -221,8 +221,8 @@ async fn silence_is_a_break_and_slowness_is_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_ranges_begins_anew() {
     let (place, content) = PulledHub::with_gguf(100_000).await;
-    place.double.fail("m-Q4_K_M.gguf", Fault::Break(40_000), 1);
-    place.double.fail("m-Q4_K_M.gguf", Fault::NoRanges, 1);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::Break(40_000), 1);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::NoRanges, 1);
     let (mut shown, mut lost) = (0, 0);
     let mut news = |news: PullNews<'_>| match news {
         PullNews::Came(bytes) | PullNews::Here(bytes) => shown += bytes,
@@ -237,7 +237,7 @@ async fn a_server_without_ranges_begins_anew() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_bytes_are_thrown_away() {
     let (place, content) = PulledHub::with_gguf(100_000).await;
-    place.double.fail("m-Q4_K_M.gguf", Fault::Wrong, 1);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::Wrong, 1);
     let said = place.pull("org/gguf").await.unwrap_err();
     assert!(said.contains("another hash than the hub says"), "{said}");
     assert!(place.names("models--org--gguf", "blobs").is_empty(), "nothing of it is kept");
@@ -282,11 +282,11 @@ async fn what_the_hub_does_not_give_is_said_in_one_line() {
     assert!(said.contains("the hub knows no model org/nothing, or it is private"), "{said}");
     let said = place.pull("org/tiny@v9").await.unwrap_err();
     assert!(said.contains("org/tiny@v9 is not there: the hub has no such revision"), "{said}");
-    place.double.fail("tokenizer.json", Fault::Gone, 1);
+    place.double.fail("tokenizer.json", HubFault::Gone, 1);
     let said = place.pull("org/tiny").await.unwrap_err();
     assert!(said.contains("org/tiny: the hub has no file tokenizer.json"), "{said}");
-    place.double.fail("config.json", Fault::Page, 1);
-    place.double.fail("tokenizer.json", Fault::Page, 1);
+    place.double.fail("config.json", HubFault::Page, 1);
+    place.double.fail("tokenizer.json", HubFault::Page, 1);
     let said = place.pull("org/tiny").await.unwrap_err();
     assert!(said.contains("what answers there is no model hub (it sent a page)"), "{said}");
     place.double.repo("org/bare", &[("config.json", b"{}"), ("model.safetensors", b"x")]);
@@ -300,23 +300,23 @@ async fn what_the_hub_does_not_give_is_said_in_one_line() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hub_that_is_busy_is_waited_for_and_one_that_is_no_hub_is_not() {
     let place = PulledHub::with_model().await;
-    place.double.fail("", Fault::TooMany(1), 1);
-    place.double.fail("", Fault::Trouble, 2);
+    place.double.fail("", HubFault::TooMany(1), 1);
+    place.double.fail("", HubFault::Trouble, 2);
     let began = Instant::now();
     // Three tries in a row are for one question.
     place.double.mend();
-    place.double.fail("", Fault::TooMany(1), 1);
+    place.double.fail("", HubFault::TooMany(1), 1);
     place.pull("org/tiny").await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(1), "it did not wait as long as it was told");
-    place.double.fail("", Fault::Trouble, 2);
+    place.double.fail("", HubFault::Trouble, 2);
     assert_eq!(place.pull("org/tiny").await.unwrap().fetched, 0);
-    place.double.fail("", Fault::Trouble, 3);
+    place.double.fail("", HubFault::Trouble, 3);
     assert!(place.pull("org/tiny").await.unwrap_err().contains("the hub answered 503; try again later"));
     place.double.mend();
-    place.double.fail("", Fault::TooMany(3600), 1);
+    place.double.fail("", HubFault::TooMany(3600), 1);
     let said = place.pull("org/tiny").await.unwrap_err();
     assert!(said.contains("takes no more requests for now; ask again in 3600 s"), "{said}");
-    place.double.fail("", Fault::Page, 1);
+    place.double.fail("", HubFault::Page, 1);
     assert!(place.pull("org/tiny").await.unwrap_err().contains("no model hub"));
     let nobody = place.hub_with(&[("HF_ENDPOINT", "http://127.0.0.1:1")]);
     let said = pull_by(&nobody, "org/tiny").await.unwrap_err();
@@ -374,7 +374,7 @@ async fn links_to_nothing_are_mended() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_who_pull_the_same_fetch_it_once() {
     let (place, content) = PulledHub::with_gguf(400_000).await;
-    place.double.fail("m-Q4_K_M.gguf", Fault::Slow(Duration::from_millis(20)), 1);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::Slow(Duration::from_millis(20)), 1);
     let program = || async { place.run(&["models", "pull", "org/gguf", "--json"]).await };
     let (first, second, third) = tokio::join!(program(), program(), place.pull("org/gguf"));
     assert_eq!((first.0, second.0), (0, 0), "{first:?} {second:?}");
@@ -401,7 +401,7 @@ async fn killed_at(place: &PulledHub, bytes: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_is_killed_leaves_nothing_that_counts_and_loses_little() {
     let (place, content) = PulledHub::with_gguf(600_000).await;
-    place.double.fail("m-Q4_K_M.gguf", Fault::Slow(Duration::from_millis(5)), 50);
+    place.double.fail("m-Q4_K_M.gguf", HubFault::Slow(Duration::from_millis(5)), 50);
     for at in [50_000, 200_000, 350_000] {
         killed_at(&place, at).await;
         assert!(find(&place.cache(), &named("org/gguf")).is_none());

@@ -278,7 +278,7 @@ async fn read(mut response: reqwest::Response, counted: tokio::sync::watch::Send
     tokens
 }
 
-async fn stream(net: &Net, peer: usize, model: &str) -> (tokio::sync::watch::Receiver<usize>, Reading) {
+async fn stream(net: &Net, peer: usize, model: &str) -> (tokio::sync::watch::Receiver<usize>, TokensTask) {
     let url = format!("{}/v1/completions", net.peer(peer).http);
     let response = net.client.post(url).json(&streamed(model)).send().await.unwrap();
     assert_eq!(response.status(), 200, "{model}");
@@ -286,7 +286,7 @@ async fn stream(net: &Net, peer: usize, model: &str) -> (tokio::sync::watch::Rec
     (count, tsnode::tasks::spawn("test", read(response, counted)))
 }
 
-type Reading = tokio::task::JoinHandle<Vec<u64>>;
+type TokensTask = tokio::task::JoinHandle<Vec<u64>>;
 
 /// What each model is called.
 fn called(path: &str) -> &str {

@@ -31,9 +31,9 @@ fn number(name: &str, usual: u64) -> u64 {
 }
 
 /// A generator that gives the same everywhere (`SplitMix64`).
-struct Draw(u64);
+struct SplitMix64(u64);
 
-impl Draw {
+impl SplitMix64 {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -72,14 +72,14 @@ fn wider(folder: &Path, more: usize) -> PathBuf {
     })
 }
 
-struct Changed {
+struct ChangedTensor {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 /// The model inside the program, with a size that is larger and tensors that are changed alike.
-fn changed(folder: &Path, size: &str, more: usize, change: impl Fn(&str, &mut Changed)) -> PathBuf {
+fn changed(folder: &Path, size: &str, more: usize, change: impl Fn(&str, &mut ChangedTensor)) -> PathBuf {
     let (from, to) =
         (Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/gutenberg-tiny"), folder.join(INSIDE));
     fs::create_dir_all(&to).unwrap();
@@ -90,7 +90,7 @@ fn changed(folder: &Path, size: &str, more: usize, change: impl Fn(&str, &mut Ch
     let mut tensors = Vec::new();
     for (name, view) in SafeTensors::deserialize(&own).unwrap().tensors() {
         let (dtype, shape, bytes) = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
-        let mut tensor = Changed { dtype, shape, bytes };
+        let mut tensor = ChangedTensor { dtype, shape, bytes };
         change(&name, &mut tensor);
         tensors.push((name, tensor));
     }
@@ -271,7 +271,7 @@ fn free_address() -> String {
 async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
     let _turn = common::seat().await;
     let home = tempfile::tempdir().unwrap();
-    let (kills, mut draw) = (number("TSNODE_TEST_KILLS", 2), Draw(number("TSNODE_SEED", 41)));
+    let (kills, mut draw) = (number("TSNODE_TEST_KILLS", 2), SplitMix64(number("TSNODE_SEED", 41)));
     let sizes = 1 + kills / KILLS;
     let model = wider(home.path(), WIDER * sizes as usize);
     let all = fs::metadata(model.join("model.safetensors")).unwrap().len();
@@ -487,7 +487,7 @@ async fn what_can_be_spared_costs_a_moment_where_it_is_damaged() {
     usual.until("it lends", is_lent).await;
     usual.kill().await;
     let usual = begun.elapsed();
-    let (damages, mut draw) = (number("TSNODE_TEST_DAMAGES", 4), Draw(number("TSNODE_SEED", 41)));
+    let (damages, mut draw) = (number("TSNODE_TEST_DAMAGES", 4), SplitMix64(number("TSNODE_SEED", 41)));
     let mut longest = Duration::ZERO;
     for way in 0..damages {
         let mut files = Vec::new();

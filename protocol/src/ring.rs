@@ -149,7 +149,7 @@ pub enum SharedWith {
 
 /// The tokens that a sequence has in common with another: their KV is not computed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Shared {
+pub struct SharedPrefix {
     /// The sequence, or the kept prefix, whose KV is used.
     pub with: SharedWith,
     /// How many, from the first on.
@@ -171,7 +171,7 @@ pub struct Admit {
     /// Tokens it may reach: a stage that could never hold them refuses at once.
     pub most: u32,
     /// What of it is there already.
-    pub shared: Option<Shared>,
+    pub shared: Option<SharedPrefix>,
     /// How the last stage chooses.
     pub sampling: Sampling,
     /// Set where KV comes from elsewhere.

@@ -2,7 +2,7 @@
 
 use crate::examples::examples;
 use crate::fuzzing::{self, CONTROL, DATA};
-use crate::mutate::{self, Mutator, Tried};
+use crate::mutate::{self, FuzzInput, Mutator};
 use std::path::Path;
 use tsnode_protocol::limits;
 
@@ -19,7 +19,7 @@ fn run(seed: u64, examples: &[Vec<u8>], target: fn(&[u8]) -> bool, limit: usize)
     let (mut mutator, mut read) = (Mutator::new(seed), 0);
     for input in 0..INPUTS {
         let bytes = mutator.next(examples);
-        let _tried = Tried { seed, input: input as usize, bytes: &bytes };
+        let _tried = FuzzInput { seed, input: input as usize, bytes: &bytes };
         let took = allocation_counter::measure(|| read += u64::from(target(&bytes))).bytes_max;
         let most = FREE + COPIES * bytes.len() as u64 + limit as u64;
         assert!(took <= most, "input {input} of seed {seed}, {} bytes, took {took} of {most}", bytes.len());

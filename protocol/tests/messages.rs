@@ -17,8 +17,8 @@ use tsnode_protocol::{
     liveness_digest::{PeerTag, Present},
     proof::{Code, Nonce},
     ring::{
-        Admit, AwaitKv, Grow, KvExport, KvTarget, PrefixId, Refusal, RingFrame, RingHello, Shared, SharedWith, Step,
-        StepEntry,
+        Admit, AwaitKv, Grow, KvExport, KvTarget, PrefixId, Refusal, RingFrame, RingHello, SharedPrefix, SharedWith,
+        Step, StepEntry,
     },
     stream::{
         Computed, ConnectionUse, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, Meeting, Opening,
@@ -337,7 +337,7 @@ pub fn ring_frames() -> Vec<(&'static str, RingFrame)> {
         answered: 1,
         room: 66,
         most: 130,
-        shared: Some(Shared { with: SharedWith::Running(REQUEST), tokens: 1 }),
+        shared: Some(SharedPrefix { with: SharedWith::Running(REQUEST), tokens: 1 }),
         sampling: generation().sampling,
         await_kv: Some(AwaitKv { patience_ms: 10_000, codec: KvCodec::Int4, tokens: 1 }),
         export: Some(KvExport { targets: vec![target()], codec: KvCodec::Raw, pace: KvPace::Layers }),

@@ -5,7 +5,7 @@
 
 use crate::{
     PeerConfig, Testnet, TestnetConfig, TestnetError,
-    client::{BadStream, Difference, Reader, SeenStream, same},
+    client::{AnswerStream, BadStream, Difference, SeenStream, same},
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ pub(crate) fn body(request: usize) -> Value {
 
 /// What an answer's tokens follow from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Kind {
+pub(crate) struct AnswerKind {
     /// The number of the request.
     pub request: usize,
     /// What its prompt's KV goes through.
@@ -38,7 +38,7 @@ pub(crate) struct Kind {
 #[derive(Clone, Debug)]
 pub struct Answers {
     undisturbed: TestnetConfig,
-    known: BTreeMap<Kind, Vec<u64>>,
+    known: BTreeMap<AnswerKind, Vec<u64>>,
 }
 
 impl Answers {
@@ -49,7 +49,8 @@ impl Answers {
     pub async fn learn(config: &TestnetConfig) -> Result<Self, TestnetError> {
         let mut answers = Self { undisturbed: alone(config), known: BTreeMap::new() };
         let codecs = likely(&config.flags);
-        let of = |codec: &String| (0..KINDS).map(|request| Kind { request, codec: codec.clone() }).collect::<Vec<_>>();
+        let of =
+            |codec: &String| (0..KINDS).map(|request| AnswerKind { request, codec: codec.clone() }).collect::<Vec<_>>();
         answers.ask(&codecs.iter().flat_map(of).collect()).await?;
         Ok(answers)
     }
@@ -58,8 +59,8 @@ impl Answers {
     ///
     /// # Errors
     /// As [`Answers::learn`].
-    pub(crate) async fn ask(&mut self, kinds: &BTreeSet<Kind>) -> Result<(), TestnetError> {
-        let missing: Vec<&Kind> = kinds.iter().filter(|kind| !self.known.contains_key(kind)).collect();
+    pub(crate) async fn ask(&mut self, kinds: &BTreeSet<AnswerKind>) -> Result<(), TestnetError> {
+        let missing: Vec<&AnswerKind> = kinds.iter().filter(|kind| !self.known.contains_key(kind)).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -85,7 +86,7 @@ impl Answers {
 
     /// An answer to that request, held against what it should be. Those of its kind must be known.
     pub(crate) fn check(&self, key: String, request: usize, seen: SeenStream) -> Result<SeenStream, BadStream> {
-        let kind = Kind { request, codec: seen.codec.clone() };
+        let kind = AnswerKind { request, codec: seen.codec.clone() };
         let Some(expected) = self.known.get(&kind) else {
             let why = format!("nothing is known of what its KV went through ({:?})", kind.codec);
             return Err(BadStream::Failed { key, tokens: seen.tokens.len(), why });
@@ -134,11 +135,11 @@ fn likely(flags: &[String]) -> BTreeSet<String> {
 }
 
 /// The answer of a peer that is alone.
-async fn one(http: &str, kind: &Kind) -> Result<Vec<u64>, BadStream> {
+async fn one(http: &str, kind: &AnswerKind) -> Result<Vec<u64>, BadStream> {
     let mut body = body(kind.request);
     body["kv_codec"] = json!(kind.codec);
     let key = format!("undisturbed request {} by {}", kind.request, kind.codec);
-    let reader = Reader::new(&crate::client::plain_http(), key.clone(), body);
+    let reader = AnswerStream::new(&crate::client::plain_http(), key.clone(), body);
     let seen = reader.read(|_| http.to_owned()).await?;
     if seen.codec != kind.codec {
         let why = format!("its KV went through {:?} instead", seen.codec);
@@ -185,7 +186,7 @@ mod tests {
     fn answers() -> Answers {
         let kinds = (0..KINDS).flat_map(|request| ["raw", "int4"].map(|codec| (request, codec)));
         let tokens = |request: usize, codec: &str| vec![request as u64, codec.len() as u64, 7, 8, 9];
-        let known = kinds.map(|(request, codec)| (Kind { request, codec: codec.into() }, tokens(request, codec)));
+        let known = kinds.map(|(request, codec)| (AnswerKind { request, codec: codec.into() }, tokens(request, codec)));
         Answers { undisturbed: alone(&config(&[])), known: known.collect() }
     }
 

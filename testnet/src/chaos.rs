@@ -10,14 +10,14 @@ mod timeline;
 mod verdict;
 mod victims;
 
-pub use report::{ChaosReport, Deed, Fault, FollowedPlan, ServedStream, Stamped, Stood, Wronged};
-pub use schedule::{Lasts, Schedule, Step};
+pub use report::{ChaosReport, Deed, FollowedPlan, InjectedFault, ServedStream, Stamped, Stood, Wronged};
+pub use schedule::{Lasts, Schedule, ScheduledFault};
 pub use summary::{ChaosSummary, Resumptions, Spread};
 pub use verdict::ChaosVerdict;
 
 use crate::{
     Answers, Flaw, SeenPeer, Sight, Swarm, Testnet, TestnetError,
-    answers::Kind,
+    answers::AnswerKind,
     client::{Paused, SeenStream},
     load_generator::{ClientLoad, Gateways, LoadRequest},
     watch::SeenLoad,
@@ -93,13 +93,13 @@ pub async fn run(
     net: &mut Testnet,
     chaos: Chaos,
     mut answers: Answers,
-    tell: impl FnMut(&Fault),
+    tell: impl FnMut(&InjectedFault),
 ) -> Result<ChaosReport, TestnetError> {
     let (started, fronts) = (Instant::now(), fronts(net));
     let known = Gateways::new(addresses(net, &fronts).into());
     let load = ClientLoad::start(chaos.seed, chaos.streams, &known);
     let lookout = Lookout::start(net, fronts[0], started);
-    let mut scenario = Scenario { net, fronts, known, load, lookout, started, faults: vec![], violations: vec![] };
+    let mut scenario = ChaosRun { net, fronts, known, load, lookout, started, faults: vec![], violations: vec![] };
     match chaos.deeds {
         Deeds::Calm => scenario.violations.extend(watch(scenario.net, chaos.until).await),
         _ => scenario.break_and_mend(&chaos, tell).await?,
@@ -107,7 +107,7 @@ pub async fn run(
     if !scenario.load.await_more(chaos.streams, PATIENCE).await {
         scenario.violations.push(format!("nobody was served for {PATIENCE:?} after the last fault"));
     }
-    let Scenario { net, fronts, load, lookout, faults, mut violations, .. } = scenario;
+    let ChaosRun { net, fronts, load, lookout, faults, mut violations, .. } = scenario;
     let asked = load.end().await;
     violations.extend(whole_again(net).await.err());
     let (plans, cut_off) = lookout.end().await;
@@ -131,20 +131,24 @@ pub async fn run(
 }
 
 /// A swarm that is being broken.
-struct Scenario<'n> {
+struct ChaosRun<'n> {
     net: &'n mut Testnet,
     fronts: Vec<usize>,
     known: Gateways,
     load: ClientLoad,
     lookout: Lookout,
     started: Instant,
-    faults: Vec<Fault>,
+    faults: Vec<InjectedFault>,
     violations: Vec<String>,
 }
 
-impl Scenario<'_> {
+impl ChaosRun<'_> {
     /// One step after the other, until it is enough or something did not hold.
-    async fn break_and_mend(&mut self, chaos: &Chaos, mut tell: impl FnMut(&Fault)) -> Result<(), TestnetError> {
+    async fn break_and_mend(
+        &mut self,
+        chaos: &Chaos,
+        mut tell: impl FnMut(&InjectedFault),
+    ) -> Result<(), TestnetError> {
         let mut schedule = Schedule::new(chaos, &self.net.config().peers);
         while !self.is_enough(chaos.until) && self.violations.is_empty() {
             let Some(step) = schedule.next() else {
@@ -171,8 +175,8 @@ impl Scenario<'_> {
     }
 
     /// Does it, waits until enough streams have ended under it, and undoes it.
-    async fn one(&mut self, step: &Step) -> Result<Fault, TestnetError> {
-        let Step { nth, deed, ref peers, lasts, .. } = *step;
+    async fn one(&mut self, step: &ScheduledFault) -> Result<InjectedFault, TestnetError> {
+        let ScheduledFault { nth, deed, ref peers, lasts, .. } = *step;
         let side = places(self.net, peers);
         let roles = self.roles(&side).await;
         let at = self.started.elapsed().as_secs_f64();
@@ -183,7 +187,7 @@ impl Scenario<'_> {
         self.lookout.find(self.net);
         let until = self.started.elapsed().as_secs_f64();
         let healed = if deed == Deed::Part { self.heals().await } else { None };
-        let mut fault = Fault::new(step, roles, at, until);
+        let mut fault = InjectedFault::new(step, roles, at, until);
         (fault.gone, fault.healed) = (gone, healed);
         fault.replanned = replanned.filter(|_| fault.had_a_part());
         if !served {
@@ -229,10 +233,10 @@ impl Scenario<'_> {
 }
 
 /// What answers are to be held against.
-fn kinds(asked: &[LoadRequest]) -> BTreeSet<Kind> {
+fn kinds(asked: &[LoadRequest]) -> BTreeSet<AnswerKind> {
     let seen = asked.iter().filter_map(|a| Some((a.request, a.outcome.as_ref().ok()?)));
     let named = seen.filter(|(_, seen)| !seen.codec.is_empty());
-    named.map(|(request, seen)| Kind { request, codec: seen.codec.clone() }).collect()
+    named.map(|(request, seen)| AnswerKind { request, codec: seen.codec.clone() }).collect()
 }
 
 /// Which streams ended well, and which did not.

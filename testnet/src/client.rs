@@ -201,7 +201,7 @@ impl BadStream {
 }
 
 /// One streamed answer, asked for by name.
-pub struct Reader {
+pub struct AnswerStream {
     client: reqwest::Client,
     key: String,
     body: Value,
@@ -215,7 +215,7 @@ pub struct Reader {
     done: bool,
 }
 
-impl Reader {
+impl AnswerStream {
     /// Of a completion request; `key` is the client's name for it.
     #[must_use]
     pub fn new(client: &reqwest::Client, key: String, mut body: Value) -> Self {
@@ -370,8 +370,8 @@ mod tests {
         assert_eq!(of(&[(0, 10), (90, 91), (11, 40)]), Some(Difference::Changed), "one other token in the middle");
     }
 
-    fn reader() -> Reader {
-        Reader::new(&plain_http(), "key".into(), json!({}))
+    fn reader() -> AnswerStream {
+        AnswerStream::new(&plain_http(), "key".into(), json!({}))
     }
 
     fn said(fingerprint: &str, tokens: &[u64]) -> String {

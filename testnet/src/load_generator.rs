@@ -2,7 +2,7 @@
 
 use crate::{
     answers::{KINDS, body},
-    client::{BadStream, Reader, SeenStream},
+    client::{AnswerStream, BadStream, SeenStream},
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +47,7 @@ impl ClientLoad {
                 while !stop.load(Relaxed) {
                     (request, nth) = ((request + 3) % KINDS, nth + 1);
                     let key = format!("seed {seed}, client {front}, request {nth}");
-                    let reader = Reader::new(&client, key.clone(), body(request));
+                    let reader = AnswerStream::new(&client, key.clone(), body(request));
                     let gateway = |asked: usize| {
                         let known = gateways.lock().unwrap_or_else(PoisonError::into_inner);
                         known[(front + asked) % known.len()].clone()

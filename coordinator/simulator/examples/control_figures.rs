@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
     members::Members,
-    planner::{self, Wish},
+    planner::{self, PlanOptions},
     sample,
 };
 use tsnode_protocol::{Advert, PeerId, Plan};
@@ -31,9 +31,9 @@ fn main() {
 }
 
 fn growing(most: usize, svg: Option<&String>) {
-    let rows: Vec<Row> = SIZES.into_iter().filter(|n| *n <= most).map(gossip).collect();
+    let rows: Vec<FigureRow> = SIZES.into_iter().filter(|n| *n <= most).map(gossip).collect();
     let Some(path) = svg else { return };
-    let line = |name: &str, of: fn(&Row) -> f64| (name.to_owned(), rows.iter().map(of).collect());
+    let line = |name: &str, of: fn(&FigureRow) -> f64| (name.to_owned(), rows.iter().map(of).collect());
     let bytes = [line("heard by a peer", |r| r.heard), line("said by a peer", |r| r.said)];
     let title = "Gossip of an idle swarm, each message counted once";
     draw(path, title, "a peer's traffic", &rows, Scale::ByteRate, &bytes);
@@ -42,7 +42,7 @@ fn growing(most: usize, svg: Option<&String>) {
     draw(&path, "Until all follow one plan", "time", &rows, Scale::Seconds, &seconds);
 }
 
-fn draw(path: &str, title: &str, up: &str, rows: &[Row], scale: Scale, series: &[(String, Vec<f64>)]) {
+fn draw(path: &str, title: &str, up: &str, rows: &[FigureRow], scale: Scale, series: &[(String, Vec<f64>)]) {
     let rates: Vec<f64> = rows.iter().map(|r| r.peers as f64).collect();
     let plot = Plot { title, across: "peers", up, rates: &rates, scale, series };
     if let Err(error) = std::fs::write(path, plot.svg()) {
@@ -50,7 +50,7 @@ fn draw(path: &str, title: &str, up: &str, rows: &[Row], scale: Scale, series: &
     }
 }
 
-struct Row {
+struct FigureRow {
     peers: usize,
     said: f64,
     heard: f64,
@@ -60,7 +60,7 @@ struct Row {
 }
 
 /// A swarm whose peers start within two seconds, comes to a plan, is idle, and loses a peer.
-fn gossip(peers: usize) -> Row {
+fn gossip(peers: usize) -> FigureRow {
     let mut world = World::planned_by(Sketch, 1);
     for n in 0..peers {
         let n = world.add(sample::advert(n));
@@ -103,12 +103,12 @@ fn gossip(peers: usize) -> Row {
         at(1.0),
         world.checks.figures.false_deaths + world.checks.figures.excused_deaths,
     );
-    Row { peers, said, heard, first, again }
+    FigureRow { peers, said, heard, first, again }
 }
 
 /// The scheduler's own times.
 fn planning(most: usize) {
-    let wish = Wish::default();
+    let wish = PlanOptions::default();
     for n in [10, 32, 100, 1000].into_iter().filter(|n| *n <= most) {
         let adverts: BTreeMap<PeerId, Advert> = (0..n).map(|k| (id(k), sample::advert(k))).collect();
         let members: Members<'_> = adverts.iter().map(|(id, a)| (*id, a)).collect();

@@ -230,7 +230,7 @@ impl GpuPair {
         let row = Bytes(f64::from(self.model.shape.hidden) * self.model.element).per_token();
         Machine {
             batching: Box::new(Chunked::new(TOKENS, PLACES, capacity.max(0.0) as u64 / 2)),
-            cost: Arc::new(Pipeline { stages, per_token: row / LINK, handing: self.handing }),
+            cost: Arc::new(PairPipeline { stages, per_token: row / LINK, handing: self.handing }),
         }
     }
 }
@@ -289,13 +289,13 @@ fn chunk_fit(fast: &CapacityPass, room: impl Fn(u32) -> u32) -> ChunkFit {
 /// A fast and a slow stage with half of all requests: another machine like it has the other half. A batch takes its way
 /// through both stages and both links, and each stage serves the other half's batch in between.
 #[derive(Clone, Copy, Debug)]
-struct Pipeline {
+struct PairPipeline {
     stages: [CapacityPass; 2],
     per_token: SecondsPerToken,
     handing: Seconds,
 }
 
-impl IterationCost for Pipeline {
+impl IterationCost for PairPipeline {
     fn iteration(&self, batch: &Batch) -> Seconds {
         let [first, second] = [&self.stages[0], &self.stages[1]].map(|s| s.iteration(batch));
         let way = self.per_token * Tokens(batch.tokens() as f64) + self.handing;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
     batcher::BatcherConfig,
-    gate::{PromptCost, SplitChoice},
+    gate::{GroupCost, SplitChoice},
     links,
     members::Members,
     planner::live::{self, SearchInput},
@@ -19,7 +19,7 @@ use tsnode_coordinator::{
         ReplayPlan,
         gated::ReplayGate,
         iteration_cost::IterationCost,
-        machines::{Arrival, Machine, Outcome, SharedCores},
+        machines::{Arrival, Contention, Machine, Outcome, SharedCores},
         pipeline::Pipeline,
     },
     scheduler::{
@@ -30,7 +30,7 @@ use tsnode_coordinator::{
     },
     settings::SwarmSettings,
 };
-use tsnode_protocol::{BatchPolicy, Bytes, FlopsPerSecond, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
+use tsnode_protocol::{BatchPolicy, Bytes, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
 
 /// Why a plan cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,8 +85,12 @@ pub struct LivePlanRun {
     pub step: Seconds,
     /// Processors of each host.
     pub cores: Vec<f64>,
+    /// As many of them as what is done beside steps leaves.
+    pub left: Vec<f64>,
     /// Who computes on which of these hosts, with so many threads; others share with nobody.
     pub hosts: BTreeMap<PeerId, (usize, f64)>,
+    /// How much longer who computes there takes while others do: hosts are parts of one computer.
+    pub contention: Contention,
 }
 
 /// A model on a device that computes all of it, maybe beside others.
@@ -179,17 +183,8 @@ impl<'a> LivePlan<'a> {
     /// What gateways' cost gate knows of the groups.
     fn gate(&self) -> ReplayGate {
         let model = &self.input.problem.model;
-        let cost = |stage: &tsnode_protocol::Stage| {
-            let layers = stage.layers.len();
-            let device = self.members.get(&stage.peer).and_then(|a| a.devices.get(usize::from(stage.device)));
-            match device.and_then(|device| device.profile(self.input.card.id)) {
-                Some(profile) => PromptCost::measured(profile, layers),
-                None => {
-                    PromptCost::at_rate(&model.shape, layers, device.map_or(FlopsPerSecond(1e9), |device| device.flops))
-                }
-            }
-        };
-        let whole = |group: &Group| group.stages.iter().map(cost).fold(PromptCost::default(), std::ops::Add::add);
+        let advert = |peer: PeerId| self.members.get(&peer).copied();
+        let cost = |group: &Group| GroupCost::of_group(group, &model.shape, advert);
         let link = |share: &RouteShare| {
             let [from, to] = [share.prefill, share.decode].map(|n| self.groups[n].stages.first().map(|s| s.peer));
             let (from, to) = (from?, to?);
@@ -201,7 +196,7 @@ impl<'a> LivePlan<'a> {
         ReplayGate {
             shape: model.shape,
             element_bytes: (model.element as u64).max(1),
-            costs: self.groups.iter().map(whole).collect(),
+            costs: self.groups.iter().map(cost).collect(),
             links: self.shares.iter().filter_map(link).collect(),
         }
     }
@@ -246,7 +241,8 @@ impl<'a> LivePlan<'a> {
             [alone] => how.hosts.get(&alone.peer).copied(),
             _ => None,
         };
-        SharedCores::new(how.cores.clone(), self.groups.iter().map(host).collect())
+        let cores = SharedCores::new(how.cores.clone(), self.groups.iter().map(host).collect());
+        cores.leaving(how.left.clone()).contended(how.contention.clone())
     }
 
     fn shelved(&self, evaluator: &mut Evaluator<'_>) -> Option<Vec<GroupNo>> {

@@ -92,7 +92,7 @@ impl IterationCost for Table {
 
 /// Times fitted to a machine's measurements, as DistServe's simulator has them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fit {
+pub struct FittedTimes {
     /// Prompts in one iteration.
     pub prefill: Prefill,
     /// Answers in one iteration, while they are fewer than `many`.
@@ -111,7 +111,7 @@ pub struct Fit {
     pub handing_token: SecondsPerToken,
 }
 
-impl IterationCost for Fit {
+impl IterationCost for FittedTimes {
     fn iteration(&self, batch: &Batch) -> Seconds {
         (0..self.stages()).map(|place| self.stage(place, batch)).sum()
     }

@@ -4,7 +4,7 @@
 pub mod mixes;
 mod page;
 
-use self::page::{AXIS, Area, Drawn, GRID, colour, legend, letters, page};
+use self::page::{AXIS, Area, GRID, PlotResult, colour, legend, letters, page};
 use plotters::{
     coord::{ranged1d::ValueFormatter, types::RangedCoordf64},
     prelude::*,
@@ -80,7 +80,7 @@ impl Plot<'_> {
         })
     }
 
-    fn lines<Y>(&self, area: &Area<'_>, up: Y) -> Drawn
+    fn lines<Y>(&self, area: &Area<'_>, up: Y) -> PlotResult
     where
         Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
     {

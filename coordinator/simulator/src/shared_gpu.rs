@@ -1,7 +1,7 @@
 //! One GPU that holds several models, and the orders in which it may take their requests (SeaLLM §4.2, §6.3).
 
 use crate::{
-    measured_cost::{Fit, ServiceCosts, alone},
+    measured_cost::{FittedTimes, ServiceCosts, alone},
     policy::{
         doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},
@@ -9,7 +9,7 @@ use crate::{
         round_robin::{FirstCome, RoundRobin},
         sharing::order::Rules,
         shortest_queue::ShortestQueue,
-        turns::ModelTurns,
+        turns::TurnBatching,
     },
     summary::normalised,
     trace::{Arriving, beside, drawn},
@@ -120,7 +120,7 @@ pub struct SharedGpu {
 
 /// A model on the GPU. A step with prompts and answers reads the weights once.
 #[derive(Debug)]
-struct Mixed(Fit);
+struct Mixed(FittedTimes);
 
 impl IterationCost for Mixed {
     fn iteration(&self, batch: &Batch) -> Seconds {
@@ -134,11 +134,11 @@ impl IterationCost for Mixed {
 }
 
 /// Closed forms of a model alone on the GPU.
-fn fit(model: &Model, gpu: &DeviceFigures) -> Fit {
+fn fit(model: &Model, gpu: &DeviceFigures) -> FittedTimes {
     let inside = ClusterLink { latency: Seconds(0.0), bandwidth: BytesPerSecond(1e12) };
     let (layer, ends) = (LayerCost::new(model, gpu, inside, 1), StageEnds { first: true, last: true });
     let decode = layer.stage_decode(model.shape.layers, ends);
-    Fit {
+    FittedTimes {
         prefill: layer.stage_prefill(model.shape.layers, ends),
         few: decode,
         lots: decode,
@@ -156,7 +156,7 @@ impl SharedGpu {
     /// # Errors
     /// None or too many, or what the GPU cannot hold.
     pub fn new(gpu: &DeviceFigures, services: &[(Model, Workload)]) -> Result<Self, SharedGpuError> {
-        let costs: Vec<Fit> = services.iter().map(|(model, _)| fit(model, gpu)).collect();
+        let costs: Vec<FittedTimes> = services.iter().map(|(model, _)| fit(model, gpu)).collect();
         let cost = ServiceCosts::new(costs.iter().map(|f| Arc::new(Mixed(*f)) as Arc<dyn IterationCost>).collect());
         let cost = cost.filter(|_| services.len() <= MOST).ok_or(SharedGpuError::Services(services.len()))?;
         let pages = pages(gpu, services)?;
@@ -262,7 +262,7 @@ impl SharedGpu {
             }
             SharedGpuOrder::Peers(order) => {
                 let models = self.rooms().into_iter().map(|room| Batches::Chunked(CHUNK).batching(room)).collect();
-                Box::new(ModelTurns::new(order.arbiter(), models))
+                Box::new(TurnBatching::new(order.arbiter(), models))
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     Time,
     policy::{
-        batching::{Answered, Batch, Part, RequestNo, ServiceNo, Stepwise, Task},
+        batching::{Answered, Batch, RequestNo, RequestPhase, ServiceNo, Stepwise, Task},
         choice::MachineRoom,
         routing::Asked,
         sharing::{
@@ -88,7 +88,7 @@ impl SharedPeer {
     /// The same, and what each model had of the device.
     #[must_use]
     pub fn run_counted(&self, order: TurnOrder, arrivals: &[Arrival]) -> SharedPeerRun {
-        let mut driver = Driver::new(self, order, arrivals);
+        let mut driver = SimulationLoop::new(self, order, arrivals);
         while let Some(((now, _), event)) = driver.agenda.pop_first() {
             driver.happens(now, event);
             driver.give(now);
@@ -126,7 +126,7 @@ enum State {
     Handles,
 }
 
-struct Model<'a> {
+struct SimulatedModel<'a> {
     resident: &'a Resident,
     between: Duration,
     longer: Seconds,
@@ -141,10 +141,10 @@ struct Model<'a> {
     used: u64,
 }
 
-struct Driver<'a> {
+struct SimulationLoop<'a> {
     arrivals: &'a [Arrival],
     ends: Vec<Option<Time>>,
-    models: Vec<Model<'a>>,
+    models: Vec<SimulatedModel<'a>>,
     queue: TurnQueue<RequestNo>,
     quotas: PageQuotas,
     /// By their times; of the same time in the order in which they were put down.
@@ -156,7 +156,7 @@ fn duration(seconds: Seconds) -> Duration {
     Duration::try_from_secs_f64(seconds.0).unwrap_or_default()
 }
 
-impl<'a> Driver<'a> {
+impl<'a> SimulationLoop<'a> {
     fn new(peer: &'a SharedPeer, order: TurnOrder, arrivals: &'a [Arrival]) -> Self {
         let model = |((resident, between), longer): ((&'a Resident, &Seconds), &Seconds)| {
             // Pages are granted before a request comes to its policy, which need not count KV.
@@ -164,7 +164,7 @@ impl<'a> Driver<'a> {
             let batching = resident.batches.batching(room);
             let (state, between, waiting) = (State::Idle, duration(*between), VecDeque::new());
             let (longer, formed) = (*longer, None);
-            Model { resident, between, longer, batching, state, formed, waiting, asks_again: false, used: 0 }
+            SimulatedModel { resident, between, longer, batching, state, formed, waiting, asks_again: false, used: 0 }
         };
         let mut driver = Self {
             arrivals,
@@ -248,7 +248,7 @@ impl<'a> Driver<'a> {
             let model = &mut self.models[n];
             model.used += pages;
             model.waiting.pop_front();
-            let (part, memory) = (Part::Prompt, asked.prompt_memory());
+            let (part, memory) = (RequestPhase::Prompt, asked.prompt_memory());
             // However short the answer is, as nodes say it: beside answers prompts are cut into other chunks than where there are none.
             let answered = Answered::Here;
             model.batching.add(Task { request, part, service, tokens: asked.prompt, before: 0, memory, answered });
@@ -268,7 +268,7 @@ impl<'a> Driver<'a> {
         (model.state, model.formed) = (State::Asks(batch), Some(now));
         let mut shares = Vec::new();
         model.batching.members(&mut |member| {
-            let prompt_tokens = if member.part == Part::Prompt { member.tokens } else { 0 };
+            let prompt_tokens = if member.part == RequestPhase::Prompt { member.tokens } else { 0 };
             shares.push(StepShare { request: member.request, prompt_tokens });
         });
         self.queue.asks(now, service, DeviceWork::Step(shares));
@@ -309,11 +309,11 @@ impl<'a> Driver<'a> {
         self.models[n].batching.ran(1, &mut done);
         for (request, part) in done {
             let asked = self.asked(request);
-            if part == Part::Answer || asked.answer <= 1 {
+            if part == RequestPhase::Answer || asked.answer <= 1 {
                 self.end(now, request);
                 continue;
             }
-            let (part, tokens, memory) = (Part::Answer, asked.answer - 1, asked.answer_memory());
+            let (part, tokens, memory) = (RequestPhase::Answer, asked.answer - 1, asked.answer_memory());
             let task = Task { request, part, service, tokens, before: 0, memory, answered: Answered::Here };
             self.models[n].batching.add(task);
         }

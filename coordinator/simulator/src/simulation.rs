@@ -22,7 +22,7 @@
 pub mod byzantine;
 pub mod cast;
 pub mod chronicle;
-mod demand;
+mod demand_shifts;
 pub mod faults;
 pub mod invariants;
 mod memo;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Part, RequestNo, Seen, Task},
+        batching::{Batch, Batching, RequestNo, RequestPhase, Seen, Task},
         routing::Asked,
     },
     replay::machines::{Arrival, Outcome, Simulation},
@@ -109,7 +109,7 @@ fn sharing_prompts_carries_more_than_whole_requests_or_phases() {
 struct Log {
     /// Prompt tasks of each request: tokens before, tokens.
     prompts: BTreeMap<RequestNo, Vec<(u32, u32)>>,
-    ends: BTreeMap<(RequestNo, Part), u32>,
+    ends: BTreeMap<(RequestNo, RequestPhase), u32>,
     computed: u64,
     /// KV that each machine holds.
     held: BTreeMap<usize, i64>,
@@ -135,7 +135,7 @@ impl Watched {
 impl Batching for Watched {
     fn add(&mut self, task: Task) -> bool {
         self.holds(task.request, task.memory);
-        if task.part == Part::Prompt {
+        if task.part == RequestPhase::Prompt {
             let mut log = self.log.lock().unwrap();
             log.prompts.entry(task.request).or_default().push((task.before, task.tokens));
         }
@@ -169,13 +169,13 @@ impl Batching for Watched {
         self.log.lock().unwrap().computed += batch.prompt_tokens;
         batch
     }
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.inner.chosen(starting);
     }
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         self.inner.ran(iterations, ended);
         let mut log = self.log.lock().unwrap();
-        ended.iter().filter(|e| e.1 == Part::Answer).for_each(|e| *log.ends.entry(*e).or_default() += 1);
+        ended.iter().filter(|e| e.1 == RequestPhase::Answer).for_each(|e| *log.ends.entry(*e).or_default() += 1);
     }
     fn seen(&self) -> Seen {
         self.inner.seen()
@@ -233,7 +233,7 @@ fn check(outcome: &Outcome, log: &Log, arrivals: &[Arrival]) {
             done += tokens;
         }
         assert_eq!(done, asked.prompt, "{request:?}");
-        let ends = log.ends.get(&(request, Part::Answer)).copied().unwrap_or(0);
+        let ends = log.ends.get(&(request, RequestPhase::Answer)).copied().unwrap_or(0);
         assert_eq!(ends, u32::from(asked.answer > 1), "{request:?}");
     }
     assert_eq!(log.computed, arrivals.iter().map(|a| u64::from(a.asked.prompt)).sum::<u64>());

@@ -14,21 +14,21 @@ use tsnode_coordinator::{
     scheduler::cost::{Decode, Prefill},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
-use tsnode_simulator::{measured_cost::Fit, percentile::Sorted, policy::greedy::Greedy};
+use tsnode_simulator::{measured_cost::FittedTimes, percentile::Sorted, policy::greedy::Greedy};
 
 /// Context tokens that a decode iteration takes, a number in the simulator's source.
 const CONTEXT: u64 = 50_000;
 /// What times may differ by (ms).
 const CLOSE: f64 = 1e-5;
 
-fn fit(model: &Value, case: &Value, devices: &Value, stages: u16) -> Fit {
+fn fit(model: &Value, case: &Value, devices: &Value, stages: u16) -> FittedTimes {
     let backend = case["backend"].as_str().unwrap();
     let name = case["model"].as_str().unwrap();
     let fit = &model["coefficients"][backend][name][devices.to_string()];
     let ms = |list: &str, place: usize| Seconds(fit[list][place].as_f64().unwrap() / 1e3);
     let decode =
         |list: &str| Decode { fixed: ms(list, 0), per_context: ms(list, 1).per_token(), per_sequence: ms(list, 2) };
-    Fit {
+    FittedTimes {
         prefill: Prefill {
             fixed: ms("prefill", 0),
             per_token: ms("prefill", 1).per_token(),
@@ -72,7 +72,7 @@ fn arrivals(name: &str) -> Vec<Arrival> {
 }
 
 /// A time of a request, by name.
-type Time<'a> = (&'a str, &'a dyn Fn(&ReplayTrace) -> f64);
+type TraceTime<'a> = (&'a str, &'a dyn Fn(&ReplayTrace) -> f64);
 
 #[test]
 #[ignore = "compares with files of ../shared, which are not part of the project; .ci/run runs it where they are"]
@@ -96,7 +96,7 @@ fn machines_take_distserves_times() {
             close(tpot(trace), &expected["tpot_ms"], "tpot of a request");
             close(total(trace), &expected["total_ms"], "total of a request");
         }
-        let times: [Time<'_>; 3] = [("ttft_ms", &ttft), ("tpot_ms", &tpot), ("total_ms", &total)];
+        let times: [TraceTime<'_>; 3] = [("ttft_ms", &ttft), ("tpot_ms", &tpot), ("total_ms", &total)];
         for (name, of) in times {
             let sorted = Sorted::new(outcome.traces.iter().map(of));
             for (place, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)] {

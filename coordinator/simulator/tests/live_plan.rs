@@ -6,7 +6,7 @@ use tsnode_coordinator::{
     gate::SplitChoice,
     planner::live,
     policy::{choice::Dispatch, routing::Asked, sharing::TurnOrder},
-    replay::machines::{Arrival, Outcome},
+    replay::machines::{Arrival, Contention, ContentionCurve, Outcome},
     sample,
 };
 use tsnode_protocol::{
@@ -45,7 +45,8 @@ fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u
 
 fn usual() -> LivePlanRun {
     let (dispatch, split) = (Dispatch::Live, SplitChoice::Always);
-    LivePlanRun { dispatch, split, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new() }
+    let (cores, contention) = (vec![1.0], Contention::default());
+    LivePlanRun { dispatch, split, step: Seconds(0.0), left: cores.clone(), cores, hosts: BTreeMap::new(), contention }
 }
 
 /// One request alone: four layers by their profile, and behind them the output head by the device's speeds.
@@ -123,6 +124,37 @@ fn peers_on_one_processor_take_turns() {
         assert!(outcome.traces.iter().all(|t| t.end.is_finite()) && outcome.turned_away == 0);
     }
     assert!(mean(&shared) > 1.5 * mean(&apart), "{} and {}", mean(&shared), mean(&apart));
+}
+
+/// Two groups that compute and answer.
+fn mixed() -> Plan {
+    let layers = LayerRange { start: 0, end: sample::card().shape.layers };
+    let group =
+        |n| Group::new(sample::card().id, Phase::Mixed, vec![Stage { peer: PeerId([n; 32]), device: 0, layers }]);
+    let groups = vec![group(0), group(1)];
+    let routes = groups.iter().map(|group| Route { prefill: group.id, decode: group.id, share: 0.5 }).collect();
+    Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
+}
+
+/// A processor for each of two peers, and a request for each at the same time.
+#[test]
+fn peers_beside_each_other_lose_what_was_measured() {
+    let (adverts, plan) = (swarm(2), mixed());
+    let hosts: BTreeMap<PeerId, (usize, f64)> = adverts.keys().map(|id| (*id, (0, 1.0))).collect();
+    let curve = |times| ContentionCurve::measured(1.0, [(2.0, times)]);
+    let times = |contention| {
+        let how = LivePlanRun { cores: vec![2.0], left: vec![2.0], hosts: hosts.clone(), contention, ..usual() };
+        let traces = run(&adverts, &plan, &[(0.0, 100, 20), (0.0, 100, 20)], &how).traces;
+        let routes: Vec<_> = traces.iter().map(|t| t.route.unwrap()).collect();
+        assert!(routes[0].prompt != routes[1].prompt && routes.iter().all(|r| r.prompt == r.answer), "{routes:?}");
+        traces.iter().map(|t| (t.first.0, (t.end - t.first).0)).collect::<Vec<_>>()
+    };
+    let alone = times(Contention::default());
+    let beside = times(Contention { prompts: curve(1.5), answers: curve(1.25) });
+    for ((prompt, answer), (longer_prompt, longer_answer)) in alone.iter().zip(&beside) {
+        assert!((longer_prompt / prompt - 1.5).abs() < 1e-6, "{longer_prompt} of {prompt}");
+        assert!((longer_answer / answer - 1.25).abs() < 1e-6, "{longer_answer} of {answer}");
+    }
 }
 
 /// A request of each at once: the device is never idle, and who comes first goes first where the order says so.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_coordinator::{
     members::Members,
-    planner::{PlanDraft, Planner, Wish},
+    planner::{PlanDraft, PlanOptions, Planner},
     sample,
 };
 use tsnode_protocol::{Advert, Device, Group, GroupId, LayerRange, Phase, Plan, Route, Stage};
@@ -18,7 +18,7 @@ struct AllInOne {
 }
 
 impl Planner for AllInOne {
-    fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
+    fn plan(&self, members: &Members<'_>, _: &PlanOptions, _: Option<&Plan>) -> PlanDraft {
         let (card, all) = (sample::card(), members.len() as u32);
         let layers = |k: u32| LayerRange { start: LAYERS * k / all, end: LAYERS * (k + 1) / all };
         let stages = (0..).zip(members.keys()).map(|(k, peer)| Stage { peer: *peer, device: 0, layers: layers(k) });
@@ -27,15 +27,15 @@ impl Planner for AllInOne {
         PlanDraft { groups: vec![group], routes, chosen: vec![], reason: "all in one".into() }
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
         Sketch.flip(plan, members, wish)
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
         Sketch.grow(plan, members, wish)
     }
 
-    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
+    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> f64 {
         let gain = if plan.groups.len() == 1 { self.gain } else { 0.0 };
         Sketch.value(plan, members, wish) * (1.0 + gain)
     }

@@ -16,7 +16,7 @@ use tsnode_coordinator::{
     },
 };
 use tsnode_protocol::Phase;
-use tsnode_simulator::{baselines::exhaustive, services};
+use tsnode_simulator::{baselines::exhaustive, bound, services};
 
 const NEVER: &(dyn Fn() -> bool + Sync) = &|| false;
 /// No replays: closed forms alone decide.
@@ -152,7 +152,10 @@ fn search_finds_the_best_of_all_plans_of_small_clusters() {
         text += &link(0, 0, 200e-6, if n % 2 == 0 { 4.5e9 } else { 0.5625e9 });
         let workload = if n % 3 == 0 { "coding" } else { "conversation" };
         let problem = problem(cluster(&text), "LLaMA-30B", workload, 0.8).unwrap();
-        let best = exhaustive::search(&problem).evaluation.value;
+        let best = exhaustive::search(&problem).evaluation;
+        let bound = bound::attainment_beyond(&problem, 0.0).unwrap();
+        assert!(best.attainment <= bound + 1e-9, "{text}: {} above the bound of {bound}", best.attainment);
+        let best = best.value;
         let found = search::search(&problem, 1, Effort { walks: 2, ..Effort::default() }, NEVER).evaluation.value;
         assert!(found >= 0.999 * best, "{text}: {found} of {best}");
         equal += usize::from(found >= best - 1e-9);

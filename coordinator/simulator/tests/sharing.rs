@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     Time,
     policy::{
-        batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, ServiceNo, Task},
+        batching::{Batch, BatchLimits, Batching, RequestNo, RequestPhase, Seen, ServiceNo, Task},
         routing::Asked,
     },
     replay::{
@@ -35,12 +35,12 @@ use tsnode_simulator::{
 
 /// A model that takes so long for a prompt token and for a step, whatever the batch.
 #[derive(Clone, Copy, Debug)]
-struct Speed {
+struct ConstantSpeed {
     token: f64,
     step: f64,
 }
 
-impl IterationCost for Speed {
+impl IterationCost for ConstantSpeed {
     fn iteration(&self, batch: &Batch) -> Seconds {
         let step = if batch.answers > 0 { self.step } else { 0.0 };
         Seconds(self.token * batch.prompt_tokens as f64 + step)
@@ -78,13 +78,13 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
 
 /// A service whose requests are all alike.
 #[derive(Clone, Copy, Debug)]
-struct Kind {
-    speed: Speed,
+struct UniformService {
+    speed: ConstantSpeed,
     prompt: u32,
     answer: u32,
 }
 
-impl Kind {
+impl UniformService {
     fn asked(&self, service: usize) -> Asked {
         Asked { service: ServiceNo(service as u16), ..Asked::new(self.prompt, self.answer) }
     }
@@ -94,9 +94,9 @@ impl Kind {
     }
 }
 
-fn kinds() -> impl Strategy<Value = Vec<Kind>> {
-    let kind = (1u32..50, 1u32..50, 1u32..200, 1u32..60).prop_map(|(token, step, prompt, answer)| Kind {
-        speed: Speed { token: f64::from(token) * 1e-4, step: f64::from(step) * 1e-3 },
+fn kinds() -> impl Strategy<Value = Vec<UniformService>> {
+    let kind = (1u32..50, 1u32..50, 1u32..200, 1u32..60).prop_map(|(token, step, prompt, answer)| UniformService {
+        speed: ConstantSpeed { token: f64::from(token) * 1e-4, step: f64::from(step) * 1e-3 },
         prompt,
         answer,
     });
@@ -104,8 +104,8 @@ fn kinds() -> impl Strategy<Value = Vec<Kind>> {
 }
 
 /// The machine's services with what is exactly right of them.
-fn exact(kinds: &[Kind], rules: Rules) -> (Box<dyn Batching>, Arc<dyn IterationCost>) {
-    let profile = |k: &Kind| ServiceProfile::of(&[Seconds(k.takes())]);
+fn exact(kinds: &[UniformService], rules: Rules) -> (Box<dyn Batching>, Arc<dyn IterationCost>) {
+    let profile = |k: &UniformService| ServiceProfile::of(&[Seconds(k.takes())]);
     let pages = Pages::new(AMPLE, vec![16; kinds.len()]);
     let policy = Doubling::new(kinds.iter().map(profile).collect(), ONE, pages).by(rules);
     let speeds = kinds.iter().map(|k| Arc::new(k.speed) as Arc<dyn IterationCost>).collect();
@@ -126,7 +126,7 @@ fn best(left: &[(f64, f64, f64)], from: f64) -> f64 {
     permutations(left.len()).into_iter().map(cost).fold(f64::INFINITY, f64::min)
 }
 
-fn total(outcome: &Outcome, kinds: &[Kind]) -> f64 {
+fn total(outcome: &Outcome, kinds: &[UniformService]) -> f64 {
     let mean = |a: &Arrival| kinds[usize::from(a.asked.service.0)].takes();
     outcome.traces.iter().map(|t| (t.end - t.arrival.at).0 / mean(&t.arrival)).sum()
 }
@@ -148,9 +148,9 @@ proptest! {
             .map(|k| Arrival { at: Seconds(0.5), asked: kinds[k].asked(k) })
             .collect();
         let left: Vec<_> = arrivals.iter().map(|a| kinds[usize::from(a.asked.service.0)].takes()).map(|t| (t, 0.5, t)).collect();
-        let other = Kind { speed: Speed { token: 1.0, step: 1.0 }, prompt: 1, answer: 1 };
+        let other = UniformService { speed: ConstantSpeed { token: 1.0, step: 1.0 }, prompt: 1, answer: 1 };
         arrivals.insert(0, Arrival { at: Seconds(0.0), asked: other.asked(kinds.len()) });
-        let kinds: Vec<Kind> = kinds.into_iter().chain([other]).collect();
+        let kinds: Vec<UniformService> = kinds.into_iter().chain([other]).collect();
         let (policy, cost) = exact(&kinds, rules);
         let found = total(&run(policy, cost, &arrivals), &kinds);
         let least = 1.0 + best(&left, 1.0);
@@ -188,7 +188,7 @@ proptest! {
 
 #[test]
 fn as_they_came_is_not_the_best() {
-    let kind = |step| Kind { speed: Speed { token: 0.001, step }, prompt: 10, answer: 11 };
+    let kind = |step| UniformService { speed: ConstantSpeed { token: 0.001, step }, prompt: 10, answer: 11 };
     let kinds = [kind(1.0), kind(0.01)];
     let arrivals = [(0.0, 0), (0.5, 1)].map(|(at, k)| Arrival { at: Seconds(at), asked: kinds[k].asked(k) });
     let (ours, cost) = exact(&kinds, Doubling::RULES);
@@ -202,7 +202,7 @@ fn as_they_came_is_not_the_best() {
 /// Steps of a second: who needs more than its service mostly does is overtaken once its budget is used up.
 #[test]
 fn a_used_up_budget_doubles_and_others_overtake() {
-    let speed = Speed { token: 0.0, step: 1.0 };
+    let speed = ConstantSpeed { token: 0.0, step: 1.0 };
     let at = |at: f64, steps: u32| Arrival { at: Seconds(at), asked: Asked::new(1, steps + 1) };
     let ends = |arrivals: &[Arrival]| {
         let profile = ServiceProfile::of(&[Seconds(4.0)]);
@@ -220,14 +220,14 @@ fn a_used_up_budget_doubles_and_others_overtake() {
 #[test]
 fn nobody_waits_much_longer_than_patience() {
     let kinds = [
-        Kind { speed: Speed { token: 0.0, step: 0.01 }, prompt: 10, answer: 11 },
-        Kind { speed: Speed { token: 0.0, step: 0.05 }, prompt: 10, answer: 101 },
+        UniformService { speed: ConstantSpeed { token: 0.0, step: 0.01 }, prompt: 10, answer: 11 },
+        UniformService { speed: ConstantSpeed { token: 0.0, step: 0.05 }, prompt: 10, answer: 101 },
     ];
     let mut arrivals: Vec<Arrival> =
         (0..2000).map(|n| Arrival { at: Seconds(f64::from(n) * 0.1), asked: kinds[0].asked(0) }).collect();
     arrivals.insert(5, Arrival { at: Seconds(0.45), asked: kinds[1].asked(1) });
     let end = |patience: f64, rules: Rules| {
-        let profile = |k: &Kind| ServiceProfile::of(&[Seconds(k.takes())]).patient(Seconds(patience));
+        let profile = |k: &UniformService| ServiceProfile::of(&[Seconds(k.takes())]).patient(Seconds(patience));
         let pages = Pages::new(AMPLE, vec![16; 2]);
         let policy = Doubling::new(kinds.iter().map(profile).collect(), ONE, pages).by(rules);
         let speeds = kinds.iter().map(|k| Arc::new(k.speed) as Arc<dyn IterationCost>).collect();
@@ -248,7 +248,7 @@ struct Watched<O: Order> {
     limits: BatchLimits,
     services: BTreeMap<RequestNo, ServiceNo>,
     batch: Batch,
-    ended: BTreeSet<(RequestNo, Part)>,
+    ended: BTreeSet<(RequestNo, RequestPhase)>,
 }
 
 impl<O: Order> Batching for Watched<O> {
@@ -277,17 +277,17 @@ impl<O: Order> Batching for Watched<O> {
         self.batch = batch;
         batch
     }
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.inner.chosen(&mut |request, part| {
             assert_eq!(self.services[&request], self.batch.service, "one service");
-            assert_eq!(part == Part::Prompt, self.batch.prompts > 0);
+            assert_eq!(part == RequestPhase::Prompt, self.batch.prompts > 0);
             starting(request, part);
         });
     }
     fn took(&mut self, time: Seconds) {
         self.inner.took(time);
     }
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         self.inner.ran(iterations, ended);
         for &(request, part) in ended.iter() {
             assert!(self.ended.insert((request, part)), "it ended before");
@@ -376,7 +376,7 @@ proptest! {
         pages in prop::sample::select(vec![94u64, 150, 1 << 20]),
         patience in prop::sample::select(vec![0.0, 3.0, f64::INFINITY]),
     ) {
-        let speeds = [Speed { token: 1e-4, step: 0.01 }, Speed { token: 2e-4, step: 0.02 }];
+        let speeds = [ConstantSpeed { token: 1e-4, step: 0.01 }, ConstantSpeed { token: 2e-4, step: 0.02 }];
         let cost = || Arc::new(ServiceCosts::new(speeds.map(|s| Arc::new(s) as Arc<dyn IterationCost>).to_vec()).unwrap());
         let again = || run(policy(order, Pages::new(pages, vec![25, 16]), Seconds(patience)), cost(), &arrivals);
         let outcome = again();
@@ -391,10 +391,10 @@ proptest! {
 /// A peer's service monitors, told of a simulated machine's requests, say of them what comparisons here do.
 #[test]
 fn a_service_monitor_normalises_as_comparisons_do() {
-    let speed = |token: f64, step: f64| Speed { token: token * 1e-4, step: step * 1e-3 };
+    let speed = |token: f64, step: f64| ConstantSpeed { token: token * 1e-4, step: step * 1e-3 };
     let kinds = [
-        Kind { speed: speed(2.0, 4.0), prompt: 120, answer: 10 },
-        Kind { speed: speed(5.0, 9.0), prompt: 60, answer: 40 },
+        UniformService { speed: speed(2.0, 4.0), prompt: 120, answer: 10 },
+        UniformService { speed: speed(5.0, 9.0), prompt: 60, answer: 40 },
     ];
     let arrivals: Vec<Arrival> = (0..300)
         .map(|n| Arrival {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, Task},
+        batching::{Batch, BatchLimits, Batching, RequestNo, RequestPhase, Seen, Task},
         chunked::Chunked,
         pools::LivePools,
         prefill_first::PrefillFirst,
@@ -46,12 +46,12 @@ impl<B: Batching> Watched<B> {
 
 /// A machine cut in stages; the first has most to do.
 #[derive(Debug)]
-struct Cut {
+struct StageCut {
     whole: Table,
     stages: usize,
 }
 
-impl IterationCost for Cut {
+impl IterationCost for StageCut {
     fn iteration(&self, batch: &Batch) -> Seconds {
         self.whole.iteration(batch)
     }
@@ -96,10 +96,10 @@ impl<B: Batching> Batching for Watched<B> {
         }
         batch
     }
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.inner.chosen(starting);
     }
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         self.under_way -= 1;
         self.inner.ran(iterations, ended);
     }
@@ -115,7 +115,7 @@ impl<B: Batching> Batching for Watched<B> {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Batches {
+enum BatchingKind {
     Ageing,
     PrefillFirst,
     Greedy,
@@ -133,17 +133,17 @@ enum Routes {
     LivePools,
 }
 
-fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64, stages: usize) -> Simulation {
+fn simulation(machines: usize, batches: BatchingKind, routes: Routes, capacity: u64, stages: usize) -> Simulation {
     let line = |y: f64| CostLine::new(vec![(1.0, y), (1000.0, 20.0 * y)]).unwrap();
-    let cost = Arc::new(Cut { whole: Table { prompt: line(0.01), answer: line(0.02) }, stages });
+    let cost = Arc::new(StageCut { whole: Table { prompt: line(0.01), answer: line(0.02) }, stages });
     let batching = || -> Box<dyn Batching> {
         match batches {
-            Batches::Ageing => Watched::new(Ageing::new(LIMITS, capacity), Some(LIMITS)),
-            Batches::PrefillFirst => Watched::new(PrefillFirst::new(4, capacity).in_stages(stages), None),
-            Batches::Chunked => {
+            BatchingKind::Ageing => Watched::new(Ageing::new(LIMITS, capacity), Some(LIMITS)),
+            BatchingKind::PrefillFirst => Watched::new(PrefillFirst::new(4, capacity).in_stages(stages), None),
+            BatchingKind::Chunked => {
                 Watched::new(Chunked::new(LIMITS.tokens, LIMITS.tasks, capacity).in_stages(stages), None)
             }
-            Batches::Greedy => Watched::new(Greedy::new(1000, 2000), None),
+            BatchingKind::Greedy => Watched::new(Greedy::new(1000, 2000), None),
         }
     };
     let all = (0..machines).map(|_| Machine { batching: batching(), cost: cost.clone() }).collect();
@@ -202,7 +202,7 @@ proptest! {
         arrivals in arrivals(),
         machines in 1usize..6,
         stages in 1usize..5,
-        batches in prop::sample::select(vec![Batches::Ageing, Batches::PrefillFirst, Batches::Greedy, Batches::Chunked]),
+        batches in prop::sample::select(vec![BatchingKind::Ageing, BatchingKind::PrefillFirst, BatchingKind::Greedy, BatchingKind::Chunked]),
         routes in prop::sample::select(vec![
             Routes::Shortest, Routes::Pools, Routes::Shares, Routes::Live, Routes::Anywhere, Routes::Queues,
             Routes::LivePools,
@@ -222,7 +222,7 @@ proptest! {
         machines in 1usize..6,
         routes in prop::sample::select(vec![Routes::Shortest, Routes::Pools, Routes::Shares, Routes::LivePools]),
     ) {
-        let outcome = simulation(machines, Batches::Ageing, routes, TIGHT, 1).run(&arrivals, &|_| false);
+        let outcome = simulation(machines, BatchingKind::Ageing, routes, TIGHT, 1).run(&arrivals, &|_| false);
         prop_assert_eq!(outcome.arrived, arrivals.len());
     }
 }
@@ -231,7 +231,8 @@ proptest! {
 fn a_stopped_run_gives_what_there_is() {
     let all: Vec<Arrival> =
         (0..20_000).map(|n| Arrival { at: Seconds(f64::from(n) * 0.1), asked: Asked::new(50, 3) }).collect();
-    let outcome = simulation(2, Batches::PrefillFirst, Routes::Live, AMPLE, 1).run(&all, &|arrived| arrived > 5000);
+    let outcome =
+        simulation(2, BatchingKind::PrefillFirst, Routes::Live, AMPLE, 1).run(&all, &|arrived| arrived > 5000);
     assert!(outcome.arrived > 5000 && outcome.arrived < 20_000, "{}", outcome.arrived);
     assert!(outcome.traces.iter().take(4000).all(|t| t.end.is_finite()));
 }
@@ -243,7 +244,7 @@ fn the_shortest_queue_is_found() {
     let short = |n: u32| Arrival { at: Seconds(f64::from(n) * 1e-3), asked: Asked::new(10, 1) };
     let all: Vec<Arrival> = std::iter::once(long).chain((1..40).map(short)).collect();
     let beside = |routes| {
-        let outcome = simulation(2, Batches::PrefillFirst, routes, AMPLE, 1).run(&all, &|_| false);
+        let outcome = simulation(2, BatchingKind::PrefillFirst, routes, AMPLE, 1).run(&all, &|_| false);
         let busy = outcome.traces[0].route.unwrap().prompt;
         outcome.traces[1..].iter().filter(|t| t.route.unwrap().prompt == busy).count()
     };
@@ -253,9 +254,9 @@ fn the_shortest_queue_is_found() {
 
 /// A second for each stage, whatever the batch.
 #[derive(Debug)]
-struct Even(usize);
+struct EvenStages(usize);
 
-impl IterationCost for Even {
+impl IterationCost for EvenStages {
     fn iteration(&self, _: &Batch) -> Seconds {
         Seconds(1.0)
     }
@@ -270,7 +271,7 @@ fn a_pipeline_is_at_a_batch_with_every_stage() {
     let batching = Watched::new(PrefillFirst::new(4, AMPLE).in_stages(2), None);
     let routing = Box::new(ShortestQueue::new(1));
     let links = Box::new(Alike { per_token: SecondsPerToken(0.0) });
-    let machine = Machine { batching, cost: Arc::new(Even(2)) };
+    let machine = Machine { batching, cost: Arc::new(EvenStages(2)) };
     let both = [Arrival { at: Seconds(0.0), asked: Asked::new(10, 3) }; 2];
     let outcome = Simulation::new(vec![machine], routing, links).run(&both, &|_| false);
     let times = |n: usize| {

@@ -8,7 +8,7 @@ use tsnode_coordinator::{
     control::Event,
     gate::SplitChoice,
     members::Members,
-    planner::{PlanDraft, Planner, Scheduler, Wish},
+    planner::{PlanDraft, PlanOptions, Planner, Scheduler},
     sample,
 };
 use tsnode_protocol::{Advert, GroupId, ModelId, PeerId, Phase, Plan, Traffic, traffic::LENGTHS};
@@ -16,26 +16,26 @@ use tsnode_simulator::simulation::World;
 
 /// The scheduler, of groups that do one thing only.
 #[derive(Clone, Copy, Debug)]
-struct Apart;
+struct OneRoleGroups;
 
-fn apart(wish: &Wish) -> Wish {
-    Wish { split: SplitChoice::Always, ..wish.clone() }
+fn apart(wish: &PlanOptions) -> PlanOptions {
+    PlanOptions { split: SplitChoice::Always, ..wish.clone() }
 }
 
-impl Planner for Apart {
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
+impl Planner for OneRoleGroups {
+    fn plan(&self, members: &Members<'_>, wish: &PlanOptions, standing: Option<&Plan>) -> PlanDraft {
         Scheduler.plan(members, &apart(wish), standing)
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
         Scheduler.flip(plan, members, &apart(wish))
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
         Scheduler.grow(plan, members, &apart(wish))
     }
 
-    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
+    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> f64 {
         Scheduler.value(plan, members, &apart(wish))
     }
 }
@@ -62,7 +62,7 @@ fn prefilling(phases: &BTreeMap<GroupId, Phase>) -> usize {
 
 #[test]
 fn when_prompts_become_short_and_answers_long_phases_flip_and_no_stage_changes() {
-    let mut world = World::planned_by(Apart, 4);
+    let mut world = World::planned_by(OneRoleGroups, 4);
     for n in 0..8 {
         let n = world.add(sample::advert(n));
         world.start(n);

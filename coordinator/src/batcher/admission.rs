@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
     RequestId,
-    ring::{Refusal, RingFrame, Shared, SharedWith},
+    ring::{Refusal, RingFrame, SharedPrefix, SharedWith},
     stream::End,
 };
 
@@ -203,7 +203,7 @@ impl Batcher {
     }
 
     /// A stage has let go of what a sequence was to begin with: nobody can any more.
-    fn forget_shared(&mut self, shared: Option<Shared>, out: &mut Vec<Action>) {
+    fn forget_shared(&mut self, shared: Option<SharedPrefix>, out: &mut Vec<Action>) {
         match shared.map(|s| s.with) {
             Some(SharedWith::Kept(prefix)) => {
                 self.prefixes.forget(prefix);

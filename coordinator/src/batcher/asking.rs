@@ -5,11 +5,11 @@
 //! without where none came.
 
 use super::{
-    Action, Batcher, Speculation, pace,
+    Action, Batcher, Sequence, Speculation, pace,
     steps::SequenceShare,
     strategy::{self, Strategy},
 };
-use crate::{Time, policy::batching::Part};
+use crate::{Time, policy::batching::RequestPhase};
 use tsnode_protocol::{
     RequestId, Token,
     ring::{RingFrame, Step, StepEntry},
@@ -21,7 +21,13 @@ impl Batcher {
         if !self.has_its_policy() {
             return;
         }
-        while let Some((step, shares)) = self.steps.next() {
+        // A group of one stage knows after the step that runs who has pages, and a moment later than what was sampled: a step without
+        // who came meanwhile would be all that a prompt waits for. Of more stages the answers come round the ring.
+        if self.config.stages == 1 && !self.steps.are_on_the_way() && self.sequences.values().any(Sequence::is_let_in) {
+            return;
+        }
+        let kv_comes = self.sequences.values().any(Sequence::kv_comes);
+        while let Some((step, shares)) = self.steps.next(kv_comes) {
             match self.way(now, step, &shares) {
                 Strategy::Draft => self.ask(step, &shares, out),
                 way => self.set_off(now, step, &shares, way, out),
@@ -56,12 +62,12 @@ impl Batcher {
 
     /// Where a step has its draft tokens from. It is timed if it has a choice and nothing but answers.
     fn way(&mut self, now: Time, step: u64, shares: &[SequenceShare]) -> Strategy {
-        let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
+        let answers = shares.iter().filter(|s| s.part == RequestPhase::Answer).count();
         if self.config.speculation == Speculation::Never || !strategy::may_help(answers) {
             return Strategy::Plain;
         }
         let (mut found, mut wanting) = (false, false);
-        for share in shares.iter().filter(|s| s.part == Part::Answer) {
+        for share in shares.iter().filter(|s| s.part == RequestPhase::Answer) {
             let Some(sequence) = self.sequences.get_mut(&share.request) else { continue };
             found |= sequence.propose();
             wanting |= sequence.wants_drafts();

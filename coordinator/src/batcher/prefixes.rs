@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tsnode_protocol::{
     RequestId, Token,
-    ring::{PrefixId, Shared, SharedWith},
+    ring::{PrefixId, SharedPrefix, SharedWith},
 };
 
 /// Fewer tokens in common are computed anew: pages are copied for them.
@@ -102,7 +102,7 @@ impl Prefixes {
     }
 
     /// The most that a sequence of these tokens can begin with. Its last token is always computed, for what follows it.
-    pub fn shared(&mut self, tokens: &[Token]) -> Option<Shared> {
+    pub fn shared(&mut self, tokens: &[Token]) -> Option<SharedPrefix> {
         let (with, common) = if self.cuts { self.ready.longest(tokens)? } else { self.whole(tokens)? };
         let common = common.min(tokens.len().saturating_sub(1));
         if common < LEAST {
@@ -112,7 +112,7 @@ impl Prefixes {
             self.uses += 1;
             self.kept.entry(prefix).and_modify(|e| e.used = self.uses);
         }
-        Some(Shared { with, tokens: common as u32 })
+        Some(SharedPrefix { with, tokens: common as u32 })
     }
 
     /// The longest that is kept of which all is there, before the last of these tokens.
@@ -214,7 +214,7 @@ mod tests {
         let other = prefixes.keeping(&tokens(100..140)).prefix.unwrap();
         // Used: the other is the oldest now.
         let with = SharedWith::Kept(longer.prefix.unwrap());
-        assert_eq!(prefixes.shared(&long), Some(Shared { with, tokens: 39 }), "the last token is computed");
+        assert_eq!(prefixes.shared(&long), Some(SharedPrefix { with, tokens: 39 }), "the last token is computed");
         assert_eq!(prefixes.keeping(&tokens(200..240)).forgotten, [other]);
     }
 
@@ -228,16 +228,16 @@ mod tests {
         assert_eq!(prefixes.shared(&tokens(0..60)), None, "it goes on");
         prefixes.ends(request);
         let with = SharedWith::Kept(prefixes.keeping(&tokens(0..50)).prefix.unwrap());
-        assert_eq!(prefixes.shared(&tokens(0..60)), Some(Shared { with, tokens: 50 }));
+        assert_eq!(prefixes.shared(&tokens(0..60)), Some(SharedPrefix { with, tokens: 50 }));
         assert_eq!(prefixes.shared(&tokens((0..49).chain(70..80))), None, "they part before its end");
         assert_eq!(prefixes.shared(&tokens(0..50)), None, "the last token is computed");
         // One that goes on further neither hides it nor takes its place, and the other way round.
         let longer = prefixes.keeping(&tokens(0..70));
         assert!(longer.forgotten.is_empty());
         assert_eq!(prefixes.keeping(&tokens(0..50)), Keeping::default(), "it is there already");
-        assert_eq!(prefixes.shared(&tokens((0..60).chain(90..99))), Some(Shared { with, tokens: 50 }));
+        assert_eq!(prefixes.shared(&tokens((0..60).chain(90..99))), Some(SharedPrefix { with, tokens: 50 }));
         let with = SharedWith::Kept(longer.prefix.unwrap());
-        assert_eq!(prefixes.shared(&tokens(0..80)), Some(Shared { with, tokens: 70 }));
+        assert_eq!(prefixes.shared(&tokens(0..80)), Some(SharedPrefix { with, tokens: 70 }));
         assert_eq!(prefixes.keeping(&tokens(0..60)).forgotten.len(), 1, "there is room for two");
     }
 
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(prefixes.shared(&tokens(0..200)), None, "nothing is there yet");
         prefixes.is_ready(ids(1));
         assert_eq!(prefixes.worth_waiting_for(&tokens(0..200)), None);
-        let shared = Shared { with: SharedWith::Running(ids(1)), tokens: 100 };
+        let shared = SharedPrefix { with: SharedWith::Running(ids(1)), tokens: 100 };
         assert_eq!(prefixes.shared(&tokens(0..200)), Some(shared));
         prefixes.ends(ids(1));
         assert_eq!(prefixes.shared(&tokens(0..200)), None);

@@ -8,12 +8,12 @@ use super::{
     steps::SequenceShare,
     strategy::Strategy,
 };
-use crate::{Time, policy::batching::Part};
+use crate::{Time, policy::batching::RequestPhase};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::{
     KvCodec, PromptCodec, RequestId, Sampling, Seconds, Token,
-    ring::{Admit, AwaitKv, KvExport, Shared, StepEntry},
+    ring::{Admit, AwaitKv, KvExport, SharedPrefix, StepEntry},
     stream::{Computed, End, Generation},
 };
 
@@ -132,6 +132,16 @@ impl Sequence {
         matches!(self.role, SequenceRole::AwaitKv)
     }
 
+    /// Whether its KV is yet to come from elsewhere: until then policies do not know of it.
+    pub fn kv_comes(&self) -> bool {
+        self.awaits_kv() && matches!(self.state, State::Admitting(_) | State::AwaitingKv { .. })
+    }
+
+    /// Whether the stages have yet to say if it has pages for what it will compute at once.
+    pub fn is_let_in(&self) -> bool {
+        !self.awaits_kv() && matches!(self.state, State::Admitting(_))
+    }
+
     pub fn exports(&self) -> bool {
         matches!(self.role, SequenceRole::Export { .. })
     }
@@ -225,7 +235,12 @@ impl Sequence {
     }
 
     /// Asks the stages for pages, if it waits for some.
-    pub fn admission(&mut self, request: RequestId, shared: Option<Shared>, config: &BatcherConfig) -> Option<Admit> {
+    pub fn admission(
+        &mut self,
+        request: RequestId,
+        shared: Option<SharedPrefix>,
+        config: &BatcherConfig,
+    ) -> Option<Admit> {
         let State::Waiting(wait) = self.state else { return None };
         let pages = SequencePages {
             room: self.wanted_room(config.growth),
@@ -315,7 +330,7 @@ impl Sequence {
         let (request, all) = (share.request, self.len());
         self.stepped.get_or_insert(now);
         match (share.part, &mut self.state) {
-            (Part::Answer, State::Decoding { .. }) => {
+            (RequestPhase::Answer, State::Decoding { .. }) => {
                 let mut tokens = vec![*self.tokens.last()?];
                 if way != Strategy::Plain {
                     tokens.append(&mut self.drafts.tokens);
@@ -323,7 +338,7 @@ impl Sequence {
                 self.drafts.checked = tokens.len() as u32 - 1;
                 Some(StepEntry { request, start: all - 1, tokens, sample: true, prompt: false })
             }
-            (Part::Prompt, State::Prefilling { sent, .. }) => {
+            (RequestPhase::Prompt, State::Prefilling { sent, .. }) => {
                 let start = *sent;
                 let end = (start + share.tokens).min(all);
                 let tokens = self.tokens[start as usize..end as usize].to_vec();

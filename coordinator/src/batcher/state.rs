@@ -2,7 +2,7 @@
 
 use crate::Time;
 use std::collections::BTreeMap;
-use tsnode_protocol::{kv::Delivery, ring::Shared};
+use tsnode_protocol::{kv::Delivery, ring::SharedPrefix};
 
 /// Waiting for pages.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Admission {
     /// What it was before, and is again if they refuse.
     pub wait: PageWait,
     /// What it is to begin with.
-    pub shared: Option<Shared>,
+    pub shared: Option<SharedPrefix>,
     pub pages: SequencePages,
 }
 

@@ -5,7 +5,7 @@
 //! sequence that goes and comes back has another number, so that what is still on its way for the first is nobody's.
 
 use crate::policy::{
-    batching::{Answered, BatchMember, Part, RequestNo, ServiceNo, Stepwise, Task},
+    batching::{Answered, BatchMember, RequestNo, RequestPhase, ServiceNo, Stepwise, Task},
     choice::{Batches, MachineRoom},
     chunked::AHEAD,
 };
@@ -16,7 +16,7 @@ use tsnode_protocol::{RequestId, Sampled};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SequenceShare {
     pub request: RequestId,
-    pub part: Part,
+    pub part: RequestPhase,
     /// Tokens that the step computes of it.
     pub tokens: u32,
 }
@@ -81,9 +81,9 @@ impl Steps {
         let number = self.number(request);
         let answered = if answer.is_some() { Answered::Here } else { Answered::Elsewhere };
         let memory = u64::from(before + tokens) + 1;
-        self.policy.add(Task { before, ..task(number, Part::Prompt, tokens, memory, answered) });
+        self.policy.add(Task { before, ..task(number, RequestPhase::Prompt, tokens, memory, answered) });
         if let Some(left) = answer.filter(|_| self.policy.queues_ahead()) {
-            self.policy.add(task(number, Part::Answer, left, u64::from(left), Answered::Here));
+            self.policy.add(task(number, RequestPhase::Answer, left, u64::from(left), Answered::Here));
         }
     }
 
@@ -95,7 +95,7 @@ impl Steps {
             self.policy.reserve(number, u64::from(present));
         }
         if !(computed_here && self.policy.queues_ahead()) {
-            self.policy.add(task(number, Part::Answer, left, u64::from(left), Answered::Here));
+            self.policy.add(task(number, RequestPhase::Answer, left, u64::from(left), Answered::Here));
         }
     }
 
@@ -108,10 +108,11 @@ impl Steps {
     }
 
     /// The next step, if one may set off: the policy says how many may be on their way, and more than two for each stage
-    /// are of no use.
-    pub fn next(&mut self) -> Option<(u64, Vec<SequenceShare>)> {
-        if self.on_the_way.len() >= (AHEAD * self.stages).min(self.policy.at_once()) || self.policy.select().is_empty()
-        {
+    /// are of no use. Where KV is to come for a sequence of which the policy does not know yet, no more than one for each: what it
+    /// asks the stages for is behind all of them.
+    pub fn next(&mut self, kv_comes: bool) -> Option<(u64, Vec<SequenceShare>)> {
+        let most = if kv_comes { self.stages } else { AHEAD * self.stages };
+        if self.on_the_way.len() >= most.min(self.policy.at_once()) || self.policy.select().is_empty() {
             return None;
         }
         let mut members = Vec::new();
@@ -168,6 +169,6 @@ impl Steps {
     }
 }
 
-fn task(request: RequestNo, part: Part, tokens: u32, memory: u64, answered: Answered) -> Task {
+fn task(request: RequestNo, part: RequestPhase, tokens: u32, memory: u64, answered: Answered) -> Task {
     Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory, answered }
 }

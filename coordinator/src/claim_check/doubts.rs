@@ -100,7 +100,7 @@ mod tests {
 
     /// One gateway: its clock, and what it holds against whom.
     #[derive(Default)]
-    struct Gateway {
+    struct DoubtingGateway {
         claims: ClaimCheck,
         trust: Trust,
         /// After how many works of the second group it has cut off its leader.
@@ -127,7 +127,7 @@ mod tests {
         let model = groups[0].model;
         let asked = Traffic { model, rate: 1.0, variation: 1.0, prompts: [1; LENGTHS], answers: [1; LENGTHS] };
         let advert = Advert { traffic: vec![asked], ..sample::gateway(0) };
-        let mut gateways: Vec<Gateway> = took.iter().map(|_| Gateway::default()).collect();
+        let mut gateways: Vec<DoubtingGateway> = took.iter().map(|_| DoubtingGateway::default()).collect();
         for round in 1..=60 {
             let at = Time::from_secs(2 * round);
             let honest = gateways.iter().map(|gateway| gateway.claims.seen_speeds());

@@ -1,6 +1,6 @@
 //! Plan flow 5: proposals, endorsements, certificates, and the one adopted plan.
 
-use super::{Action, Control, Member, Reject, SignedEndorsement, check, leader_rank::LeaderRanks};
+use super::{Action, Control, Member, Reject, SignedEndorsement, leader_rank::LeaderRanks, plan_check};
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -185,7 +185,7 @@ impl Control {
         let stands = self.members().any(|(peer, m)| *peer != me && m.heartbeat.plan == Some(id));
         let votes_elsewhere =
             self.ballot.waits_until(self.config.patience / 2).is_some_and(|at| self.to_come(at).is_some());
-        stands && !votes_elsewhere && check::feasible(&plan.groups, &self.planned_members()).is_ok()
+        stands && !votes_elsewhere && plan_check::feasible(&plan.groups, &self.planned_members()).is_ok()
     }
 
     /// A plan stands that too few of those endorsed who are there now, since some came after it. Where it leaves them out, as a
@@ -313,8 +313,8 @@ impl Control {
         }
         self.is_its_turn(plan, by)?;
         let members = self.planned_members();
-        check::feasible(&plan.groups, &members).map_err(Reject::Infeasible)?;
-        let present = self.adoption.adopted.as_ref().filter(|a| check::feasible(&a.plan.groups, &members).is_ok());
+        plan_check::feasible(&plan.groups, &members).map_err(Reject::Infeasible)?;
+        let present = self.adoption.adopted.as_ref().filter(|a| plan_check::feasible(&a.plan.groups, &members).is_ok());
         if let Some(present) = present {
             let worth = |plan| self.config.planner.value(plan, &members, &self.config.wish);
             // How steps are formed is chosen by what was replayed: groups are held against each other by what it is now.

@@ -2,7 +2,7 @@
 
 use super::detector::Silence;
 use crate::{
-    planner::{Planner, Scheduler, Wish},
+    planner::{PlanOptions, Planner, Scheduler},
     settings::SwarmSettings,
 };
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct ControlConfig {
     /// Time over which a full plan must repay its loading.
     pub horizon: Duration,
     /// What a person asks of plans.
-    pub wish: Wish,
+    pub wish: PlanOptions,
     /// What members had set when this peer ended last.
     pub settings: SwarmSettings,
     /// Whether members may set anything for all: in a swarm that anybody may come into, nobody may.
@@ -62,7 +62,7 @@ impl ControlConfig {
             margin: 0.1,
             // An epoch: volunteers come and go, and what is loaded for longer than that may not be needed by then.
             horizon: Duration::from_secs(600),
-            wish: Wish::default(),
+            wish: PlanOptions::default(),
             settings: SwarmSettings::default(),
             takes_settings: true,
             planner: Arc::new(Scheduler),

@@ -1,6 +1,6 @@
 //! What happens to a peer, what it does, and why it refuses or gives up others.
 
-use super::{check::Infeasible, planning::PlannerInput};
+use super::{plan_check::Infeasible, planning::PlannerInput};
 use crate::{planner::PlanDraft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! large swarm, in which a peer goes on hearing and speaking: whoever drives the machine has the planner asked elsewhere.
 
 use super::{
-    Action, Control, Infeasible, check,
+    Action, Control, Infeasible, plan_check,
     reload::{PlanJudge, new_groups},
     swap::{self, Swap},
     swapping,
@@ -11,7 +11,7 @@ use crate::{
     Time,
     members::Members,
     planner::{
-        PlanDraft, Planner, Wish,
+        PlanDraft, PlanOptions, Planner,
         fetching::{self, HORIZON, Holdings},
         spare_routes,
     },
@@ -36,7 +36,7 @@ const SWAPS_TRIED: usize = 6;
 pub struct PlannerInput {
     members: BTreeMap<PeerId, Arc<Advert>>,
     standing: Option<Arc<Plan>>,
-    wish: Wish,
+    wish: PlanOptions,
     margin: f64,
     horizon: Duration,
     /// A plan is wanted even if what stands is as good: another one is to be settled.
@@ -64,7 +64,7 @@ impl PlannerInput {
     ) -> Option<PlanDraft> {
         let standing = self.standing.as_deref();
         let before = standing.map_or(&[][..], |plan| &plan.chosen);
-        if standing.is_some_and(|plan| check::feasible(&plan.groups, members).is_err()) {
+        if standing.is_some_and(|plan| plan_check::feasible(&plan.groups, members).is_err()) {
             // After a loss what is left goes on at once, as it was.
             return draft.map(|draft| spared(PlanDraft { chosen: before.to_vec(), ..draft }, members));
         }
@@ -90,8 +90,8 @@ impl PlannerInput {
         let anew = || Some(full()).filter(|draft| !draft.groups.is_empty());
         let Some(standing) = self.standing.as_deref() else { return anew() };
         // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
-        let is_feasible = |draft: &PlanDraft| check::feasible(&draft.groups, members).is_ok();
-        if check::feasible(&standing.groups, members).is_err() {
+        let is_feasible = |draft: &PlanDraft| plan_check::feasible(&draft.groups, members).is_ok();
+        if plan_check::feasible(&standing.groups, members).is_err() {
             return planner.flip(standing, members, wish).filter(is_feasible).or_else(anew);
         }
         if let Some(swapped) = self.swapped(planner, members, standing) {
@@ -136,7 +136,7 @@ impl PlannerInput {
             let is_right = |draft: &PlanDraft| {
                 let serves = |model: ModelId| draft.groups.iter().any(|group| group.model == model);
                 let stay = here.difference(&go).all(|model| serves(*model));
-                let fits = check::feasible(&draft.groups, members).is_ok();
+                let fits = plan_check::feasible(&draft.groups, members).is_ok();
                 serves(comes) && stay && fits && comes_in_time(draft) && takes_nothing(draft)
             };
             let light = planner.grow(standing, &view, &self.wish).filter(is_right);
@@ -150,7 +150,7 @@ impl PlannerInput {
         let first = *swap.waits.first()?;
         let members: Members<'_> = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
         // After a loss nobody's turn was looked at.
-        let stands = check::feasible(&standing.groups, &members).is_ok();
+        let stands = plan_check::feasible(&standing.groups, &members).is_ok();
         let is_served = draft.is_some_and(|draft| draft.groups.iter().any(|group| group.model == first));
         (stands && !is_served && swap.is_in_vain(first, &members, &standing.groups)).then_some(first)
     }
@@ -304,7 +304,7 @@ impl Control {
         }
         let members = self.planned_members();
         let same_devices = question.is_of(&members);
-        let feasible = |groups: &[_]| -> Result<(), Infeasible> { check::feasible(groups, &members) };
+        let feasible = |groups: &[_]| -> Result<(), Infeasible> { plan_check::feasible(groups, &members) };
         let stands = self.adoption.adopted.as_ref().is_some_and(|a| feasible(&a.plan.groups).is_ok());
         // Turns come and end while the planner is at work: what it found holds where all that goes may still go, and after a loss
         // whoever's turn it is.
@@ -328,7 +328,7 @@ mod tests {
     };
 
     fn question() -> Arc<PlannerInput> {
-        let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
+        let (members, wish, horizon) = (BTreeMap::new(), PlanOptions::default(), Duration::ZERO);
         Arc::new(PlannerInput { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
     }
 
@@ -356,19 +356,19 @@ mod tests {
     struct Second;
 
     impl Planner for Second {
-        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
+        fn plan(&self, _: &Members<'_>, _: &PlanOptions, _: Option<&Plan>) -> PlanDraft {
             PlanDraft { groups: vec![group(2)], ..draft() }
         }
 
-        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
             None
         }
 
-        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
             None
         }
 
-        fn value(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> f64 {
+        fn value(&self, _: &Plan, _: &Members<'_>, _: &PlanOptions) -> f64 {
             1.0
         }
     }

@@ -6,7 +6,7 @@
 use crate::{
     members::Members,
     planner::{
-        PlanDraft, Planner, Wish,
+        PlanDraft, PlanOptions, Planner,
         fetching::{self, Holdings},
         live,
     },
@@ -42,7 +42,7 @@ pub(super) fn least_turn(loading: Seconds) -> Seconds {
 pub(super) struct PlanJudge<'a> {
     pub planner: &'a dyn Planner,
     pub members: &'a Members<'a>,
-    pub wish: &'a Wish,
+    pub wish: &'a PlanOptions,
     pub standing: &'a Plan,
     /// Part by which a plan must be better.
     pub margin: f64,
@@ -163,19 +163,19 @@ mod tests {
     struct ByPeers;
 
     impl Planner for ByPeers {
-        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
+        fn plan(&self, _: &Members<'_>, _: &PlanOptions, _: Option<&Plan>) -> PlanDraft {
             drafted(vec![])
         }
 
-        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
             None
         }
 
-        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
             None
         }
 
-        fn value(&self, plan: &Plan, _: &Members<'_>, _: &Wish) -> f64 {
+        fn value(&self, plan: &Plan, _: &Members<'_>, _: &PlanOptions) -> f64 {
             plan.peers().len() as f64
         }
     }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     /// Whether the second of two peers is given half of what the first has, when it has to fetch that in so many seconds.
-    fn moves(seconds: f64, wish: &Wish) -> bool {
+    fn moves(seconds: f64, wish: &PlanOptions) -> bool {
         let bytes = sample::card().shape.stage_bytes(LayerRange { start: 2, end: 4 }) as f64;
         let link = Link {
             to: PeerId([1; 32]),
@@ -218,12 +218,12 @@ mod tests {
 
     #[test]
     fn layers_move_to_who_has_to_fetch_them_where_that_pays_within_the_horizon() {
-        let wish = Wish::default();
+        let wish = PlanOptions::default();
         // Twice as good, but for the time that it fetches.
         for (seconds, pays) in [(1.0, true), (600.0, true), (3000.0, true), (3300.0, false), (36_000.0, false)] {
             assert_eq!(moves(seconds, &wish), pays, "{seconds}");
         }
-        let laid_out = Wish { layout: Some("mixed=2".parse().unwrap()), ..wish };
+        let laid_out = PlanOptions { layout: Some("mixed=2".parse().unwrap()), ..wish };
         assert!(moves(36_000.0, &laid_out), "who wants it so waits");
     }
 }

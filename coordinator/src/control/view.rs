@@ -1,11 +1,12 @@
 //! Plan flow 1: who is there, by what they say and by their silence, and what follows from it for turns and votes.
 
 use super::{
-    Action, Control, Down, Member, check,
+    Action, Control, Down, Member,
     detector::Sign,
     leader_rank::LeaderRanks,
     liveness::ANSWER,
     member::{Audience, Presence},
+    plan_check,
     swapping::{self, SwapDemand},
     voice::LISTENERS,
 };
@@ -285,7 +286,7 @@ impl Control {
         let electorate: BTreeSet<PeerId> = members.iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect();
         let pressing = match &self.adoption.adopted {
             None => !electorate.is_empty(),
-            Some(a) => check::feasible(&a.plan.groups, &members).is_err() || !electorate.is_subset(&a.peers),
+            Some(a) => plan_check::feasible(&a.plan.groups, &members).is_err() || !electorate.is_subset(&a.peers),
         };
         let ranks = self.ranks((epoch, self.plan_id()), turns);
         let listeners = self.listeners(ranks.first().copied(), listening);

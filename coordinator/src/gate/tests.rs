@@ -23,7 +23,7 @@ fn llama3_8b() -> ModelShape {
 
 fn case(mbit: f64) -> GateCase {
     let side = |flops| GateSide {
-        cost: PromptCost::at_rate(&llama3_8b(), 32, FlopsPerSecond(flops)),
+        cost: PromptCost::at_rate(&llama3_8b(), 32, FlopsPerSecond(flops)).into(),
         pending_tokens: 0,
         running: 0,
     };
@@ -97,7 +97,7 @@ fn what_is_there_already_is_not_computed_again() {
     let cost = PromptCost { fixed: 1.0, token: 0.1, square: 0.01 };
     assert!((cost.of(100, 0).0 - (1.0 + 10.0 + 100.0)).abs() < 1e-9);
     assert!((cost.of(40, 60).0 - (1.0 + 4.0 + 100.0 - 36.0)).abs() < 1e-9);
-    let side = GateSide { cost, pending_tokens: 10, running: 0 };
+    let side = GateSide { cost: cost.into(), pending_tokens: 10, running: 0 };
     assert!((side.time(100, 60).0 - (cost.of(40, 60).0 + 1.0)).abs() < 1e-9);
     assert!((side.time(100, 100).0 - (cost.of(1, 99).0 + 1.0)).abs() < 1e-9, "the last token's logits are wanted");
 }
@@ -125,7 +125,7 @@ fn what_either_side_has_decides_where_the_rest_is_computed() {
     assert!(weigh(&cached, KvChoice::Auto).to_string().ends_with("ms, 4000 tokens being there"));
     // A device slower than the one that decodes is of use for what it has.
     let cost = PromptCost::at_rate(&llama3_8b(), 32, FlopsPerSecond(10e12));
-    let slow = GateCase { remote: GateSide { cost, ..fast.remote }, ..case(1000.0) };
+    let slow = GateCase { remote: GateSide { cost: cost.into(), ..fast.remote }, ..case(1000.0) };
     assert!(!weigh(&slow, KvChoice::Auto).splits());
     assert!(weigh(&GateCase { remote_has: 4096, ..slow }, KvChoice::Auto).splits());
 }

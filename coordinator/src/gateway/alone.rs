@@ -5,7 +5,7 @@ use tsnode_protocol::{GroupId, LayerProfile, ModelId, Quickest, Seconds, Stage, 
 
 /// The groups that served a request, one where it did both.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct By {
+pub(super) struct ServedBy {
     /// That computed its prompt.
     pub prefill: GroupId,
     /// The one that decoded its answer.
@@ -13,9 +13,10 @@ pub(super) struct By {
 }
 
 /// Steps of the prompt, which gives the first token, and of each token after it. Layers take what was measured of their devices; what a
-/// step takes beyond that, for the model's ends and from stage to stage, the groups' quickest steps of late say. Nothing where a
-/// device's times are not measured, or its peer has gone.
-pub(super) fn alone(trace: &Trace, by: By, view: &View) -> Option<Seconds> {
+/// step takes beyond that, for the model's ends and from stage to stage, the groups' quickest steps of late say. A prompt goes through
+/// the stages whole, one after another, as if it were short: of one that they compute in chunks, side by side, it is more than it took.
+/// Nothing where a device's times are not measured, or its peer has gone.
+pub(super) fn alone(trace: &Trace, by: ServedBy, view: &View) -> Option<Seconds> {
     // The last token's logits are wanted, whatever is there already.
     let behind = trace.cached_tokens.min(trace.prompt_tokens.saturating_sub(1));
     let [all, behind] = [trace.prompt_tokens, behind].map(u64::from);
@@ -103,7 +104,7 @@ mod tests {
         }
     }
 
-    const BY: By = By { prefill: GroupId([1; 8]), decode: GroupId([2; 8]) };
+    const BY: ServedBy = ServedBy { prefill: GroupId([1; 8]), decode: GroupId([2; 8]) };
 
     fn is(trace: &Trace, view: &View, expected: f64) {
         let took = alone(trace, BY, view).unwrap().0;

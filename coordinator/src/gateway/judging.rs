@@ -12,14 +12,12 @@ use super::{
 };
 use crate::{
     cards,
-    gate::{self, GateVerdict, KvChoice, Overrule, PromptCost, SplitChoice},
+    gate::{self, GateVerdict, GroupCost, KvChoice, Overrule, SplitChoice},
     links::WITHIN_PEER,
     router::{self, Pick, RouterView},
 };
 use std::collections::{BTreeMap, BTreeSet};
-use tsnode_protocol::{
-    BytesPerSecond, FlopsPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Seconds, Stage,
-};
+use tsnode_protocol::{BytesPerSecond, Group, GroupId, KvCodec, Load, ModelId, ModelShape, PeerId, Seconds};
 
 /// A link nobody has measured: a common home connection's neighbourhood.
 const UNKNOWN_LATENCY: Seconds = Seconds(1e-3);
@@ -222,19 +220,10 @@ impl Judging<'_> {
         if is_exact { self.kept.has(group, &r.trail) } else { 0 }
     }
 
-    /// A prompt goes through a group's stages one after the other.
     fn side(&self, shape: &ModelShape, group: &Group, up: &BTreeMap<GroupId, Load>) -> gate::GateSide {
-        let cost = |stage: &Stage| {
-            let device = self.view.adverts.get(&stage.peer).and_then(|a| a.devices.get(usize::from(stage.device)));
-            let layers = stage.layers.len();
-            match device.and_then(|d| d.profile(group.model)) {
-                Some(profile) => PromptCost::measured(profile, layers),
-                None => PromptCost::at_rate(shape, layers, device.map_or(FlopsPerSecond(1e9), |d| d.flops)),
-            }
-        };
         let load = up.get(&group.id).copied().unwrap_or_default();
         gate::GateSide {
-            cost: group.stages.iter().map(cost).fold(PromptCost::default(), std::ops::Add::add),
+            cost: GroupCost::of_group(group, shape, |peer| self.view.adverts.get(&peer)),
             pending_tokens: load.pending_tokens,
             running: load.running,
         }

@@ -3,7 +3,7 @@
 //! corrects it.
 
 use crate::{
-    gate::{GateSide, GateVerdict, PromptCost},
+    gate::{GateSide, GateVerdict, GroupCost},
     policy::{
         balancer::{Ahead, ChunkFit, PromptFit, SPARED, ready_part},
         caps,
@@ -62,7 +62,7 @@ impl Predictors {
 
     /// What first parts take there: a line through what was seen; until that says enough, through what the group's profile says of
     /// prompts up to this long.
-    fn first(&self, group: GroupId, cost: &PromptCost, prompt: u32) -> PromptFit {
+    fn first(&self, group: GroupId, cost: &GroupCost, prompt: u32) -> PromptFit {
         let seen: Vec<(f64, Seconds)> = self.firsts.get(&group).into_iter().flatten().copied().collect();
         let lengths = seen.iter().map(|(tokens, _)| *tokens);
         let (least, most) = (lengths.clone().fold(f64::INFINITY, f64::min), lengths.fold(0.0, f64::max));
@@ -75,7 +75,7 @@ impl Predictors {
         }
         let lengths = (1..=8).map(|part| prompt.max(8) / 8 * part);
         let by_profile: Vec<(f64, Seconds)> = lengths.map(|tokens| (f64::from(tokens), cost.of(tokens, 0))).collect();
-        let as_it_is = PromptFit { fixed: Seconds(cost.fixed), per_token: SecondsPerToken(cost.token) };
+        let as_it_is = PromptFit { fixed: Seconds(cost.all.fixed), per_token: SecondsPerToken(cost.all.token) };
         PromptFit::of(&by_profile).filter(grows).map_or(as_it_is, from_zero)
     }
 }
@@ -139,7 +139,7 @@ impl Parting<'_> {
 
     /// A full iteration of the decode group in the middle of such a prompt, beside the answers that run there.
     fn iteration(&self, prompt: u32, pair: &PartedPair<'_>) -> Seconds {
-        let (chunk, cost) = (f64::from(self.chunk(pair.decode)), pair.local.cost);
+        let (chunk, cost) = (f64::from(self.chunk(pair.decode)), pair.local.cost.all);
         let profiles = || profiles(self.view, pair.decode);
         let of_answers =
             |n: usize| profiles().map(|(profile, layers)| profile.decode[n] * f64::from(layers)).sum::<f64>();
@@ -181,6 +181,7 @@ pub(super) fn profiles<'a>(view: &'a View, group: &'a Group) -> impl Iterator<It
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::PromptCost;
 
     const GROUP: GroupId = GroupId([1; 8]);
     const COST: PromptCost = PromptCost { fixed: 0.01, token: 1e-3, square: 0.0 };
@@ -192,7 +193,7 @@ mod tests {
     #[test]
     fn first_parts_take_what_a_group_measured_until_it_is_seen_to_take_longer() {
         let mut predictors = Predictors::default();
-        let of = |predictors: &Predictors| predictors.first(GROUP, &COST, 1000).time(500.0).0;
+        let of = |predictors: &Predictors| predictors.first(GROUP, &COST.into(), 1000).time(500.0).0;
         assert!((of(&predictors) - 0.51).abs() < 1e-6);
         (1..8).for_each(|n| predictors.computed_first(GROUP, 100 * n, took(0.2 * f64::from(n))));
         assert!((of(&predictors) - 0.51).abs() < 1e-6, "seven say too little");
@@ -210,7 +211,7 @@ mod tests {
     fn parts_of_one_length_say_nothing_of_others() {
         let mut predictors = Predictors::default();
         (0..40).for_each(|_| predictors.computed_first(GROUP, 64, took(9.0)));
-        assert!((predictors.first(GROUP, &COST, 1000).time(500.0).0 - 0.51).abs() < 1e-6);
+        assert!((predictors.first(GROUP, &COST.into(), 1000).time(500.0).0 - 0.51).abs() < 1e-6);
         assert_eq!(predictors.firsts[&GROUP].len(), MEASURED);
     }
 }

@@ -316,7 +316,7 @@ impl Request {
             peers: BTreeMap::new(),
         };
         let prefilled = if self.state.prefill_group().is_some() { at.pick.prefill } else { at.pick.decode };
-        trace.alone = alone::alone(&trace, alone::By { prefill: prefilled, decode: at.pick.decode }, view);
+        trace.alone = alone::alone(&trace, alone::ServedBy { prefill: prefilled, decode: at.pick.decode }, view);
         trace.slowest = slowest::of(&trace, &view.adverts);
         trace.peers = trace.names(&view.adverts);
         Some(trace)

@@ -1,6 +1,6 @@
 //! Plan flow 4: what can be had of a plan that stands with nothing of it loaded anew (ThunderServe §3.4).
 
-use super::{PlanDraft, Wish, at_once, joined};
+use super::{PlanDraft, PlanOptions, at_once, joined};
 use crate::{
     members::Members,
     planner::live::{self, SearchInput},
@@ -11,21 +11,21 @@ use tsnode_protocol::{Group, ModelId, Phase, Plan, Route};
 /// After a loss: what stands of a plan, phases and routes made anew, nothing to load. `None` if some model would be left
 /// without a group, or a person laid the groups out.
 #[must_use]
-pub fn flip(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+pub fn flip(plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
     lightly(plan, members, wish, SearchInput::flipped)
 }
 
 /// The same, and beside it groups of those devices that have no part in the plan: who serves goes on serving, and only
 /// newcomers load; a model that no group serves gets one where there is memory for it. `None` as for [`flip`].
 #[must_use]
-pub fn grow(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+pub fn grow(plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
     lightly(plan, members, wish, SearchInput::grown)
 }
 
 fn lightly(
     plan: &Plan,
     members: &Members<'_>,
-    wish: &Wish,
+    wish: &PlanOptions,
     light: impl Fn(&SearchInput, &[Group]) -> Option<live::ModelPlan>,
 ) -> Option<PlanDraft> {
     if wish.layout.is_some() {

@@ -1,7 +1,7 @@
 //! Answers on a machine: they get places in order, as far as the batch and the KV memory reach, and the batches of a
 //! pipeline share them.
 
-use super::batching::{BatchMember, Part, RequestNo};
+use super::batching::{BatchMember, RequestNo, RequestPhase};
 use std::collections::VecDeque;
 
 /// An answer that is generated.
@@ -72,14 +72,14 @@ impl AnswerPlaces {
     }
 
     /// Gives places to answers that wait, in order.
-    pub(super) fn admit(&mut self, starting: &mut Vec<(RequestNo, Part)>) {
+    pub(super) fn admit(&mut self, starting: &mut Vec<(RequestNo, RequestPhase)>) {
         while let Some(answer) = self.waiting.front() {
             let full = self.running() >= self.places || self.used + answer.whole > self.capacity;
             if full && self.running() > 0 {
                 return;
             }
             self.used += answer.whole;
-            starting.push((answer.request, Part::Answer));
+            starting.push((answer.request, RequestPhase::Answer));
             self.resting.extend(self.waiting.pop_front());
         }
     }
@@ -108,7 +108,7 @@ impl AnswerPlaces {
     /// What the newest batch, with so many answers, computes.
     pub(super) fn members(&self, answers: u32, each: &mut dyn FnMut(BatchMember)) {
         let before = self.under_way.len().saturating_sub(answers as usize);
-        let member = |a: &PlacedAnswer| BatchMember { request: a.request, part: Part::Answer, tokens: 1 };
+        let member = |a: &PlacedAnswer| BatchMember { request: a.request, part: RequestPhase::Answer, tokens: 1 };
         self.under_way.range(before..).map(member).for_each(each);
     }
 
@@ -122,14 +122,14 @@ impl AnswerPlaces {
     }
 
     /// The oldest batch, with so many answers, has run so many iterations: those that end, in order.
-    pub(super) fn ran(&mut self, answers: u32, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    pub(super) fn ran(&mut self, answers: u32, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let batch = self.under_way.len().min(answers as usize);
         for mut answer in self.under_way.drain(..batch) {
             answer.left -= iterations.min(answer.left);
             answer.context += u64::from(iterations);
             if answer.left == 0 {
                 self.used -= answer.whole;
-                ended.push((answer.request, Part::Answer));
+                ended.push((answer.request, RequestPhase::Answer));
             } else {
                 self.resting.push_back(answer);
             }
@@ -154,9 +154,9 @@ mod tests {
         assert_eq!(places.share(), (0, 0), "all are on their way");
         let mut ended = Vec::new();
         places.ran(3, 1, &mut ended);
-        assert_eq!(ended, [(RequestNo(1), Part::Answer)]);
+        assert_eq!(ended, [(RequestNo(1), RequestPhase::Answer)]);
         places.admit(&mut starting);
-        assert_eq!(starting.last(), Some(&(RequestNo(6), Part::Answer)));
+        assert_eq!(starting.last(), Some(&(RequestNo(6), RequestPhase::Answer)));
         assert_eq!(places.share(), (3, 21 + 31 + 60), "2, 3, 6, half of five again");
         assert_eq!(places.running(), 5);
     }

@@ -12,7 +12,7 @@ pub struct ServiceNo(pub u16);
 
 /// What of a request a machine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Part {
+pub enum RequestPhase {
     /// The prompt, which yields the first token.
     Prompt,
     /// The tokens after the first.
@@ -34,7 +34,7 @@ pub struct Task {
     /// The request it belongs to.
     pub request: RequestNo,
     /// Whether its prompt or its answer.
-    pub part: Part,
+    pub part: RequestPhase,
     /// Of which model.
     pub service: ServiceNo,
     /// Tokens to compute, or to generate.
@@ -179,7 +179,7 @@ pub trait Batching: std::fmt::Debug + Send {
     }
 
     /// A stage has run what it chose. Tasks that this ends, in the batch's order.
-    fn ran_at(&mut self, stage: StageNo, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran_at(&mut self, stage: StageNo, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let _ = stage;
         self.ran(1, ended);
     }
@@ -188,7 +188,7 @@ pub trait Batching: std::fmt::Debug + Send {
     fn select(&mut self) -> Batch;
 
     /// The tasks that start with the batch just chosen.
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part));
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase));
 
     /// What has just run took so long; said before [`Self::ran`], to policies that count time.
     fn took(&mut self, time: Seconds) {
@@ -196,7 +196,7 @@ pub trait Batching: std::fmt::Debug + Send {
     }
 
     /// The oldest batch has run so many iterations. Tasks that this ends, in the batch's order.
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>);
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>);
 
     /// Tokens of its answer that a request has got here; none where a policy does not say.
     fn generated(&self, request: RequestNo) -> u32 {
@@ -220,7 +220,7 @@ pub struct BatchMember {
     /// The request it belongs to.
     pub request: RequestNo,
     /// Whether its prompt or its answer.
-    pub part: Part,
+    pub part: RequestPhase,
     /// Tokens: of a prompt as many as are computed now, of an answer one.
     pub tokens: u32,
 }

@@ -6,7 +6,7 @@
 //! that it takes some hundreds to a thousand (Splitwise §III-B caps prompt batches at 2,048 for them). Steps longer than that
 //! only make answers wait, and prompts that came behind.
 
-use tsnode_protocol::LayerProfile;
+use tsnode_protocol::{LayerProfile, PromptCodec};
 
 /// A step's tokens where nothing is answered, as a multiple of these, at most. Twice as long a step reads the weights half as
 /// often; four times as long was no better (docs/research/closed-forms.md).
@@ -19,12 +19,42 @@ const RATIO: f64 = 4.0;
 pub const SHORTEST: u32 = 128;
 /// Tokens of a step at most, so that none has more than Splitwise's 2,048.
 pub const LONGEST: u32 = 2048 / LONG;
+/// Tokens that steps of a prompt through a pipeline are multiples of: what codecs pack together, so that all KV of a step leaves
+/// while the next one computes. Of shorter steps than twice that, half.
+pub const GRAIN: u32 = PromptCodec::GROUP;
 
 /// Tokens of a step that are worth it on all of these, as stages of one group wait for each other; `None` where nothing was
 /// measured.
 #[must_use]
 pub fn chunk<'a>(profiles: impl Iterator<Item = &'a LayerProfile>) -> Option<u32> {
     profiles.map(|profile| worth(profile.prefill)).max()
+}
+
+/// Tokens of a step of prompts that have a pipeline of so many stages to themselves and so many tokens in all, where steps of `chunk`
+/// tokens are worth reading the weights for ([`chunk`]).
+///
+/// Where a step of L tokens takes a + b·L at each of p stages alike, k of them take (k + p − 1)·(a + b·L): some path through stages
+/// and steps passes the longest step at every stage and every other one once (a flow shop, `scheduler/prompts.rs`). Shorter steps fill
+/// the pipeline sooner and read the weights more often; of n tokens those of √(n·a / (b·(p − 1))) are through soonest, were there no
+/// last one shorter than the others. Here those of a few lengths around it are weighed that are multiples of [`GRAIN`], a being what
+/// [`chunk`] took for weights; where two are alike the longer ones. What [`SHORTEST`] says of weights is the most that they take: there
+/// the shorter ones are taken. Of [`LONGEST`] it is the least: there no step is shorter.
+#[must_use]
+pub fn through_stages(prompts: u64, chunk: u32, stages: usize) -> u32 {
+    let grain = f64::from(if chunk < LONGEST { GRAIN.min(chunk / LONG).max(1) } else { chunk });
+    let most = (f64::from(chunk.saturating_mul(LONG)) / grain).floor().max(1.0) * grain;
+    let (all, weights, others) = (prompts as f64, f64::from(chunk) / RATIO, stages.saturating_sub(1).max(1) as f64);
+    let best = (all * weights / others).sqrt();
+    // Of no tokens there is one step of none.
+    let steps = (all / best).floor().max(1.0);
+    let near = [(best / grain).floor() * grain, best, all / (steps + 1.0), all / steps, all];
+    let time = |tokens: f64| (all / tokens).ceil() * weights + others * (weights + tokens.min(all));
+    let whole = near.map(|tokens| ((tokens / grain).ceil() * grain).clamp(grain, most));
+    let liked = |tokens: f64| if chunk == SHORTEST { tokens } else { -tokens };
+    // Planners ask this of each request on each group: each length is weighed once.
+    let weighed = whole.map(|tokens| (time(tokens), liked(tokens), tokens));
+    let soonest = weighed.into_iter().min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    soonest.map_or(grain, |(_, _, tokens)| tokens) as u32
 }
 
 fn worth([fixed, token, _]: [f64; 3]) -> u32 {
@@ -75,7 +105,46 @@ mod tests {
         assert_eq!(of([1e-3, 0.0, 1e-6]), Some(LONGEST));
     }
 
+    #[test]
+    fn a_prompt_through_a_pipeline_is_cut_so_that_it_is_through_soonest() {
+        // 128 tokens are worth reading the weights for, which take as long as 32 of them. Four steps of 64 through two stages take
+        // 5 · 96, two of 128 take 3 · 160, and one takes 2 · 288.
+        let of = |prompt, stages| through_stages(prompt, 128, stages);
+        assert_eq!(
+            [of(256, 2), of(1024, 2), of(8192, 2)],
+            [64, 128, 256],
+            "480 either way, and longer the more there is"
+        );
+        assert_eq!([of(512, 2), of(512, 4)], [128, 64], "the more stages there are, the shorter");
+        assert_eq!([of(64, 2), of(1, 8)], [64; 2], "a step is not cut for nothing");
+        assert_eq!([through_stages(512, 512, 2), through_stages(256, 512, 4)], [256, 128]);
+        assert_eq!(through_stages(1024, 512, 2), 512, "and no shorter than it must be: 896 either way");
+        assert_eq!(through_stages(60, 8, 2), 12, "steps as short as tests have them");
+        assert_eq!(through_stages(2000, LONGEST, 8), LONGEST, "how long the weights take is not known");
+        assert_eq!([through_stages(u64::MAX, 1, 2), through_stages(0, 1, 2)], [2, 1]);
+    }
+
     proptest! {
+        /// Of all multiples hardly any is quicker: by what steps take that are written out one by one.
+        #[test]
+        fn hardly_anything_is_through_sooner(prompt in 1u64..20_000, chunk in SHORTEST..LONGEST, stages in 2usize..9) {
+            let weights = f64::from(chunk) / RATIO;
+            let time = |tokens: u64| {
+                let (mut left, mut sum, mut longest) = (prompt, 0.0, 0.0f64);
+                while left > 0 {
+                    let step = weights + left.min(tokens) as f64;
+                    (left, sum, longest) = (left.saturating_sub(tokens), sum + step, longest.max(step));
+                }
+                sum + longest * (stages - 1) as f64
+            };
+            let tokens = through_stages(prompt, chunk, stages);
+            prop_assert_eq!(tokens % GRAIN, 0);
+            prop_assert!(tokens <= LONG * chunk);
+            for other in (GRAIN..=LONG * chunk).step_by(GRAIN as usize) {
+                prop_assert!(time(tokens.into()) <= 1.02 * time(other.into()), "{} and {}", tokens, other);
+            }
+        }
+
         #[test]
         fn speed_has_saturated(fixed in 0.0..1.0, token in 1e-7..1e-2, square in 0.0..1e-6) {
             let tokens = of([fixed, token, square]).unwrap();

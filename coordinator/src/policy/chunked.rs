@@ -2,7 +2,9 @@
 //! (Sarathi-Serve, Agrawal et al. 2024; Cronus §3). What nodes do: their batcher drives it. On a pipeline each batch has
 //! its share of the answers, and a prompt's next chunk follows the one before it: stages take batches in order, so that
 //! each has the KV of what went before. Where nothing is answered no step has to be short: more of them are on their way,
-//! and they are longer the more there is to compute, since each reads all weights.
+//! and they are longer the more there is to compute, since each reads all weights. A prompt that has a pipeline to itself is cut so that
+//! it is through soonest ([`caps::through_stages`]): in shorter steps than otherwise, or a short one would have one stage compute at a
+//! time.
 //!
 //! A request has a place and memory from the first chunk of its prompt to its end, or from when its KV begins to come from
 //! elsewhere; with it may come the prompt's rest (Cronus §4.2). One whose answer is generated elsewhere keeps its memory,
@@ -13,12 +15,13 @@
 
 use super::{
     batch_slots::{AnswerPlaces, PlacedAnswer},
-    batching::{Answered, Batch, BatchMember, Batching, Part, RequestNo, Seen, Stepwise, Task},
+    batching::{Answered, Batch, BatchMember, Batching, RequestNo, RequestPhase, Seen, Stepwise, Task},
+    caps,
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// Batches on their way for each stage of a pipeline where nothing is answered: one computes and one waits, so that no stage
-/// is idle when steps differ in length or while one is handed over. Answers would come in smaller batches.
+/// Batches on their way for each stage of a pipeline where nothing is answered, or one prompt is all there is: one computes and one
+/// waits, so that no stage is idle when steps differ in length or while one is handed over. Answers would come in smaller batches.
 pub const AHEAD: usize = 2;
 
 /// What the tokens of an iteration are counted of.
@@ -83,6 +86,8 @@ pub struct Chunked {
     answering: usize,
     /// Tokens of prompts that are not on their way.
     left: u64,
+    /// Tokens of prompts that have come since there were none.
+    burst: u64,
     jobs: BTreeMap<RequestNo, ChunkedJob>,
     /// Prompts without a place, prompts with one, and answers that lack memory for what is to come.
     prompts: VecDeque<RequestNo>,
@@ -92,7 +97,7 @@ pub struct Chunked {
     /// Batches on their way and their chunks, the oldest first.
     batches: VecDeque<Batch>,
     chunks: VecDeque<(RequestNo, u32)>,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
 }
 
 impl Chunked {
@@ -112,6 +117,7 @@ impl Chunked {
             coming: 0,
             answering: 0,
             left: 0,
+            burst: 0,
             jobs: BTreeMap::new(),
             prompts: VecDeque::new(),
             begun: VecDeque::new(),
@@ -181,7 +187,7 @@ impl Chunked {
         let mut batch = Batch { answers, context, iterations: 1, ..Batch::default() };
         let room = match self.counted {
             TokensCounted::All if self.answering == 0 => self.long(),
-            TokensCounted::All => self.tokens.saturating_sub(batch.answers).max(1),
+            TokensCounted::All => self.short(batch.answers),
             TokensCounted::Prompts => self.tokens,
         };
         self.cut(&mut batch, room);
@@ -194,7 +200,7 @@ impl Chunked {
         let due = self.answers.next_share();
         let mut batch = Batch { iterations: 1, ..Batch::default() };
         let is_long = self.answering == 0 || beside == BesidePrompts::Nothing;
-        self.cut(&mut batch, if is_long { self.long() } else { self.tokens });
+        self.cut(&mut batch, if is_long { self.long() } else { self.short(0) });
         let left = u64::from(self.tokens).saturating_sub(batch.prompt_tokens) as usize;
         let most = match beside {
             _ if batch.prompts == 0 => usize::MAX,
@@ -216,11 +222,28 @@ impl Chunked {
         }
     }
 
-    /// Where nothing waits for a short step: what there is to compute in as many steps as may be on their way, each of them
-    /// long enough to be worth reading the weights and no longer than allowed.
+    /// Prompt tokens of a step that answers wait for, with so many of them in it; fewer where none runs and a pipeline would be filled
+    /// sooner.
+    fn short(&self, answers: u32) -> u32 {
+        let (room, stages) = (self.tokens.saturating_sub(answers).max(1), self.answers.stages());
+        let fills = stages > 1 && self.answers.running() == 0;
+        if fills { room.min(caps::through_stages(self.burst, self.tokens, stages)) } else { room }
+    }
+
+    /// Where nothing waits for a short step: all there is to compute, in a step long enough to be worth reading the weights and no
+    /// longer than allowed; on a pipeline in steps that are through soonest.
     fn long(&self) -> u32 {
-        let part = self.left.div_ceil(self.at_once() as u64).min(u64::from(u32::MAX)) as u32;
-        part.clamp(self.tokens, self.alone)
+        let stages = self.answers.stages();
+        if stages > 1 {
+            return caps::through_stages(self.burst, self.tokens, stages).min(self.alone);
+        }
+        self.left.clamp(self.tokens.into(), self.alone.into()) as u32
+    }
+
+    /// Whether there is one prompt and nothing else: behind its steps nobody's answer has to wait but its own.
+    fn is_lone(&self) -> bool {
+        let prompts = self.begun.len() + self.prompts.len();
+        prompts <= 1 && self.coming == 0 && self.waiting.is_empty() && self.answers.running() == 0
     }
 
     /// Gives the next prompt a place.
@@ -238,7 +261,7 @@ impl Chunked {
         let tokens = (job.prompt - job.sent).min(*room);
         *room -= tokens;
         if job.sent == job.before {
-            self.starting.push((request, Part::Prompt));
+            self.starting.push((request, RequestPhase::Prompt));
         }
         let (before, after) = (u64::from(job.sent), u64::from(job.sent + tokens));
         job.sent += tokens;
@@ -250,7 +273,7 @@ impl Chunked {
         self.chunks.push_back((request, tokens));
     }
 
-    fn chunk_done(&mut self, (request, tokens): (RequestNo, u32), ended: &mut Vec<(RequestNo, Part)>) {
+    fn chunk_done(&mut self, (request, tokens): (RequestNo, u32), ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let Some(job) = self.jobs.get_mut(&request) else { return };
         job.done += tokens;
         if job.done == job.prompt {
@@ -258,7 +281,7 @@ impl Chunked {
             if let Some(place) = self.begun.iter().position(|r| *r == request) {
                 self.begun.remove(place);
             }
-            ended.push((request, Part::Prompt));
+            ended.push((request, RequestPhase::Prompt));
         }
     }
 }
@@ -274,14 +297,18 @@ impl Batching for Chunked {
         // What has memory before its prompt is known came from elsewhere.
         self.coming -= usize::from(job.held > 0 && job.prompt == 0);
         match task.part {
-            Part::Prompt => {
+            RequestPhase::Prompt => {
+                if self.begun.is_empty() && self.prompts.is_empty() {
+                    self.burst = 0;
+                }
+                self.burst += u64::from(task.tokens);
                 (job.before, job.prompt) = (task.before, task.before + task.tokens);
                 (job.sent, job.done) = (task.before, task.before);
                 self.left += u64::from(task.tokens);
                 job.context = u64::from(job.prompt) + 1;
                 if job.held > 0 { &mut self.begun } else { &mut self.prompts }.push_back(task.request);
             }
-            Part::Answer => {
+            RequestPhase::Answer => {
                 job.answer = task.tokens;
                 self.waiting.push_back(task.request);
             }
@@ -324,7 +351,7 @@ impl Batching for Chunked {
 
     fn at_once(&self) -> usize {
         let stages = self.answers.stages();
-        if stages > 1 && self.answering == 0 { stages * AHEAD } else { stages }
+        if stages > 1 && (self.answering == 0 || self.is_lone()) { stages * AHEAD } else { stages }
     }
 
     fn select(&mut self) -> Batch {
@@ -340,11 +367,11 @@ impl Batching for Chunked {
         batch
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.starting.iter().for_each(|&(request, part)| starting(request, part));
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let Some(batch) = self.batches.pop_front() else { return };
         for _ in 0..batch.prompts {
             let Some(chunk) = self.chunks.pop_front() else { break };
@@ -381,7 +408,8 @@ impl Stepwise for Chunked {
         let Some(batch) = self.batches.back() else { return };
         self.answers.members(batch.answers, each);
         let before = self.chunks.len().saturating_sub(batch.prompts as usize);
-        let member = |&(request, tokens): &(RequestNo, u32)| BatchMember { request, part: Part::Prompt, tokens };
+        let member =
+            |&(request, tokens): &(RequestNo, u32)| BatchMember { request, part: RequestPhase::Prompt, tokens };
         self.chunks.range(before..).map(member).for_each(each);
     }
 
@@ -401,7 +429,7 @@ mod tests {
     use super::*;
     use crate::policy::batching::ServiceNo;
 
-    fn task(request: u32, part: Part, tokens: u32, answered: Answered) -> Task {
+    fn task(request: u32, part: RequestPhase, tokens: u32, answered: Answered) -> Task {
         let (request, memory) = (RequestNo(request), u64::from(tokens));
         Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory, answered }
     }
@@ -409,8 +437,8 @@ mod tests {
     /// Prompt tokens and answers of each step, in steps of ten tokens, where an answer runs and two prompts wait.
     fn steps(mut machine: Chunked, prompt: u32, steps: usize) -> Vec<(u64, u32)> {
         assert!(machine.reserve(RequestNo(0), 5));
-        machine.add(task(0, Part::Answer, 100, Answered::Here));
-        (1..3).for_each(|n| _ = machine.add(task(n, Part::Prompt, prompt, Answered::Elsewhere)));
+        machine.add(task(0, RequestPhase::Answer, 100, Answered::Here));
+        (1..3).for_each(|n| _ = machine.add(task(n, RequestPhase::Prompt, prompt, Answered::Elsewhere)));
         let mut next = || {
             let batch = machine.select();
             machine.ran(1, &mut Vec::new());
@@ -421,6 +449,34 @@ mod tests {
 
     fn machine() -> Chunked {
         Chunked::new(10, 8, 10_000).alone(20)
+    }
+
+    /// Prompt tokens of the steps that set off at once, on two stages, where 128 tokens are worth reading the weights for.
+    fn set_off(prompts: &[Answered], answers: bool) -> Vec<u64> {
+        let mut machine = Chunked::new(128, 8, 10_000).alone(256).in_stages(2);
+        if answers {
+            assert!(machine.reserve(RequestNo(0), 5));
+            machine.add(task(0, RequestPhase::Answer, 100, Answered::Here));
+        }
+        (1..).zip(prompts).for_each(|(n, answered)| _ = machine.add(task(n, RequestPhase::Prompt, 256, *answered)));
+        let mut steps = Vec::new();
+        while steps.len() < machine.at_once() {
+            match machine.select().prompt_tokens {
+                0 => break,
+                tokens => steps.push(tokens),
+            }
+        }
+        steps
+    }
+
+    #[test]
+    fn a_prompt_that_has_a_pipeline_to_itself_fills_it_with_short_steps() {
+        use Answered::{Elsewhere, Here};
+        assert_eq!(set_off(&[Elsewhere], false), [64; 4]);
+        assert_eq!(set_off(&[Here], false), [64; 4]);
+        assert_eq!(set_off(&[Elsewhere; 2], false), [128; 4], "the more there is to compute, the longer");
+        assert_eq!(set_off(&[Here; 2], false), [128; 2], "an answer of the first is not to wait for all of the second");
+        assert_eq!(set_off(&[Here], true), [127, 128], "an answer runs");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use super::{
     batch_slots::{AnswerPlaces, PlacedAnswer},
-    batching::{Batch, BatchMember, Batching, Part, RequestNo, Seen, Stepwise, Task},
+    batching::{Batch, BatchMember, Batching, RequestNo, RequestPhase, Seen, Stepwise, Task},
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -32,7 +32,7 @@ pub struct PrefillFirst {
     answers: AnswerPlaces,
     /// On their way, the oldest first.
     batches: VecDeque<BatchTurn>,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
 }
 
 impl PrefillFirst {
@@ -62,7 +62,7 @@ impl PrefillFirst {
     fn prompt_batch(&mut self, request: RequestNo) -> Batch {
         let tokens = u64::from(self.prompt_tokens(request));
         self.batches.push_back(BatchTurn::Prompt(request));
-        self.starting.push((request, Part::Prompt));
+        self.starting.push((request, RequestPhase::Prompt));
         Batch { prompts: 1, prompt_tokens: tokens, prompt_squares: tokens * tokens, iterations: 1, ..Batch::default() }
     }
 
@@ -85,11 +85,11 @@ impl Batching for PrefillFirst {
         let job = self.jobs.entry(task.request).or_default();
         job.whole += task.memory;
         match task.part {
-            Part::Prompt => {
+            RequestPhase::Prompt => {
                 (job.prompt, job.context) = (Some(task), u64::from(task.tokens) + 1);
                 self.prompts.push_back(task.request);
             }
-            Part::Answer => {
+            RequestPhase::Answer => {
                 let Job { context, whole, .. } = *job;
                 self.answers.queue(PlacedAnswer { request: task.request, left: task.tokens, context, whole });
             }
@@ -127,14 +127,14 @@ impl Batching for PrefillFirst {
         }
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.starting.iter().for_each(|&(request, part)| starting(request, part));
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         match self.batches.pop_front() {
             Some(BatchTurn::Prompt(request)) => {
-                ended.push((request, Part::Prompt));
+                ended.push((request, RequestPhase::Prompt));
                 if let Some(job) = self.jobs.get_mut(&request) {
                     job.prompt = None;
                 }
@@ -171,7 +171,11 @@ impl Stepwise for PrefillFirst {
     fn members(&self, each: &mut dyn FnMut(BatchMember)) {
         match self.batches.back() {
             Some(BatchTurn::Prompt(request)) => {
-                each(BatchMember { request: *request, part: Part::Prompt, tokens: self.prompt_tokens(*request) });
+                each(BatchMember {
+                    request: *request,
+                    part: RequestPhase::Prompt,
+                    tokens: self.prompt_tokens(*request),
+                });
             }
             Some(BatchTurn::Answers(answers)) => self.answers.members(*answers, each),
             None => {}

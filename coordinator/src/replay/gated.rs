@@ -2,7 +2,7 @@
 //! is predicted to be sooner, by what gateways ask for each request ([`crate::gate`]).
 
 use crate::{
-    gate::{Codec, GateCase, GateSide, KvChoice, PromptCost, weigh},
+    gate::{Codec, GateCase, GateSide, GroupCost, KvChoice, weigh},
     policy::{
         batching::Seen,
         routing::{Asked, MachineNo, Overflow, Routing, RoutingDecision},
@@ -19,7 +19,7 @@ pub struct ReplayGate {
     /// Bytes of an element of its KV.
     pub element_bytes: u64,
     /// What prompts take on each machine, alone.
-    pub costs: Vec<PromptCost>,
+    pub costs: Vec<GroupCost>,
     /// Latency and bandwidth from one to another.
     pub links: BTreeMap<(MachineNo, MachineNo), (Seconds, BytesPerSecond)>,
 }
@@ -33,7 +33,7 @@ impl ReplayGate {
         else {
             return true;
         };
-        let side = |machine: MachineNo, cost: PromptCost| {
+        let side = |machine: MachineNo, cost: GroupCost| {
             let Seen { pending_tokens, running, .. } = seen(machine);
             GateSide { cost, pending_tokens, running }
         };
@@ -58,18 +58,18 @@ impl ReplayGate {
 
 /// A policy behind which the gate stands.
 #[derive(Debug)]
-pub(super) struct Gated {
+pub(super) struct GatedRouting {
     ways: Box<dyn Routing>,
     gate: ReplayGate,
 }
 
-impl Gated {
+impl GatedRouting {
     pub(super) fn new(ways: Box<dyn Routing>, gate: ReplayGate) -> Self {
         Self { ways, gate }
     }
 }
 
-impl Routing for Gated {
+impl Routing for GatedRouting {
     fn at(&mut self, now: Seconds) {
         self.ways.at(now);
     }
@@ -109,6 +109,7 @@ impl Routing for Gated {
 mod tests {
     use super::*;
     use crate::{
+        gate::PromptCost,
         policy::shares::{PhasePair, Shares},
         sample,
     };
@@ -120,9 +121,9 @@ mod tests {
     fn computed(at_reader: u32, answers: u32) -> MachineNo {
         let cost = PromptCost { fixed: 0.0, token: 1e-3, square: 0.0 };
         let links = BTreeMap::from([((READS, WRITES), (Seconds(1e-3), BytesPerSecond(1e9)))]);
-        let gate = ReplayGate { shape: sample::card().shape, element_bytes: 2, costs: vec![cost; 2], links };
+        let gate = ReplayGate { shape: sample::card().shape, element_bytes: 2, costs: vec![cost.into(); 2], links };
         let way = PhasePair { prefill: READS, decode: WRITES, share: 1.0 };
-        let mut gated = Gated::new(Box::new(Shares::new(vec![way], true)), gate);
+        let mut gated = GatedRouting::new(Box::new(Shares::new(vec![way], true)), gate);
         let reader = Seen { pending_tokens: at_reader, ..Seen::default() };
         let writer = Seen { running: answers, ..Seen::default() };
         let seen = |machine: MachineNo| if machine == READS { reader } else { writer };

@@ -2,6 +2,7 @@
 //! choice; how long it takes is the cost source's.
 
 mod changes;
+mod contention;
 mod cores;
 mod kv_links;
 mod replayed;
@@ -9,13 +10,14 @@ mod stages;
 mod tasks;
 
 pub use changes::OpeningMachine;
+pub use contention::{Contention, ContentionCurve};
 pub use cores::SharedCores;
 pub use kv_links::{Alike, KvLinks};
 pub use replayed::{Arrival, Outcome, ReplayTrace, SoFar};
 
 use super::{agenda::Agenda, iteration_cost::IterationCost, ring::ReplayRing, timeline::Timeline};
 use crate::policy::{
-    batching::{Answered, Batch, Batching, Part, RequestNo, Task},
+    batching::{Answered, Batch, Batching, RequestNo, RequestPhase, Task},
     routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 use stages::Stages;
@@ -113,7 +115,7 @@ pub struct Simulation {
     /// Tries to send KV since anything else happened.
     tries: usize,
     batches: u64,
-    ended: Vec<(RequestNo, Part)>,
+    ended: Vec<(RequestNo, RequestPhase)>,
     timeline: Option<Timeline>,
     cores: Option<SharedCores>,
     /// What is left of requests that had to begin again elsewhere.
@@ -313,15 +315,15 @@ impl Simulation {
         self.machines[m].batching.chosen(&mut |request, part| {
             let trace = &mut traces[request.0 as usize];
             match (part, trace.route) {
-                (Part::Answer, _) => {
+                (RequestPhase::Answer, _) => {
                     trace.answer_start = now;
                     if let Some(timeline) = timeline {
                         timeline.begins(machine, done - trace.first);
                     }
                 }
                 // The rest of a prompt that began elsewhere.
-                (Part::Prompt, Some(route)) if machine != route.prompt => {}
-                (Part::Prompt, _) => trace.prompt_start = now,
+                (RequestPhase::Prompt, Some(route)) if machine != route.prompt => {}
+                (RequestPhase::Prompt, _) => trace.prompt_start = now,
             }
         });
     }
@@ -389,11 +391,11 @@ impl Simulation {
         self.machines[m].batching.ran(iterations, &mut ended);
         for (request, part) in ended.drain(..) {
             match part {
-                Part::Prompt if delay > Seconds(0.0) => {
+                RequestPhase::Prompt if delay > Seconds(0.0) => {
                     self.agenda.at(now + delay, ReplayEvent::First(machine, request));
                 }
-                Part::Prompt => self.prompt_ended(machine, request, now),
-                Part::Answer => self.ended(machine, request, now),
+                RequestPhase::Prompt => self.prompt_ended(machine, request, now),
+                RequestPhase::Answer => self.ended(machine, request, now),
             }
         }
         self.ended = ended;

@@ -129,9 +129,9 @@ mod tests {
 
     /// So many milliseconds a token, whatever else there is.
     #[derive(Debug)]
-    struct Even(f64);
+    struct EvenTokens(f64);
 
-    impl IterationCost for Even {
+    impl IterationCost for EvenTokens {
         fn iteration(&self, batch: &Batch) -> Seconds {
             Seconds(self.0 * 1e-3 * batch.prompt_tokens as f64)
         }
@@ -139,7 +139,7 @@ mod tests {
 
     fn parted() -> Parted {
         let way = PhasePair { prefill: SLOW, decode: FAST, share: 1.0 };
-        Parted::new(vec![way], vec![Arc::new(Even(3.0)), Arc::new(Even(1.0))], BTreeMap::new())
+        Parted::new(vec![way], vec![Arc::new(EvenTokens(3.0)), Arc::new(EvenTokens(1.0))], BTreeMap::new())
     }
 
     /// Where the second machine has so many tokens to compute, in chunks of 128.

@@ -9,7 +9,7 @@ use crate::{
         parallel::{ParallelConfig, ParallelStage},
     },
 };
-use tsnode_protocol::{Bytes, Seconds, SecondsPerToken, Tokens};
+use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// A stage and the way to the next.
 #[derive(Clone, Copy, Debug)]
@@ -42,10 +42,10 @@ impl Pipeline {
             let mut part = PipelineStage { prefill, decode, latency: Seconds(0.0), per_token: SecondsPerToken(0.0) };
             if stages.len() > 1 {
                 let path = problem.cluster.path(stage.instance, stages[(place + 1) % stages.len()].instance);
-                let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element);
                 part.latency = path.latency;
                 // What the last stage hands back is a few token numbers.
-                part.per_token = if ends.last { part.per_token } else { (row / path.bandwidth).per_token() };
+                part.per_token =
+                    if ends.last { part.per_token } else { (problem.model.row() / path.bandwidth).per_token() };
             }
             Some(part)
         };
@@ -106,30 +106,81 @@ impl IterationCost for Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{
-        Cluster, Evaluator, Slo, Space, Workload, cluster_file, figures::Column, public_models, search, slo::Reference,
+    use crate::{
+        policy::{
+            choice::{Batches, MachineRoom},
+            routing::{Asked, MachineNo},
+            shares::{PhasePair, Shares},
+        },
+        replay::machines::{Alike, Arrival, Machine, Simulation},
+        scheduler::{
+            Cluster, Evaluator, Slo, Space, Workload, cluster_file, figures::Column, prompts::PromptChunking,
+            public_models, search, slo::Reference,
+        },
     };
+    use std::sync::Arc;
+    use tsnode_protocol::Phase;
 
     fn cloud32() -> Cluster {
         let text = cluster_file::SHIPPED.iter().find(|(n, _)| *n == "cloud32").unwrap().1;
         cluster_file::read(text, Column::Paper, Some("default")).unwrap()
     }
 
-    /// What closed forms say of a group is what its stages say together.
-    #[test]
-    fn stages_sum_up_to_the_closed_forms() {
+    fn problem() -> Problem {
         let model = public_models::by_name("LLaMA-30B").unwrap();
         let reference = Reference::a100(&model, Column::Paper).unwrap();
         let workload = Workload::named("coding").unwrap();
-        let problem =
-            Problem::new(cloud32(), model, workload, 3.0, Slo::e2e(5.0), reference, Space::default()).unwrap();
+        Problem::new(cloud32(), model, workload, 3.0, Slo::e2e(5.0), reference, Space::default()).unwrap()
+    }
+
+    /// Groups of a plan for it.
+    fn configs(problem: &Problem) -> Vec<ParallelConfig> {
         let effort = search::Effort { steps: 5, neighbours: 5, memory: 5, walks: 1, threads: 1 };
-        let found = search::search(&problem, 0, effort, &|| false);
-        let mut evaluator = Evaluator::new(&problem);
+        let found = search::search(problem, 0, effort, &|| false);
+        let mut evaluator = Evaluator::new(problem);
         let groups = search::shelved(&mut evaluator, &found.grouping).unwrap();
+        groups.iter().map(|group| evaluator.shelved(*group).rated.config.clone()).collect()
+    }
+
+    /// When a prompt's first token is there, on a group that has nothing else to do and forms its steps so.
+    fn first(batches: Batches, pipeline: &Pipeline, prompt: u32) -> Seconds {
+        let room = MachineRoom { places: 8, tokens: 1 << 20, stages: pipeline.stages() };
+        let machine = Machine { batching: batches.batching(room), cost: Arc::new(pipeline.clone()) };
+        let only = PhasePair { prefill: MachineNo(0), decode: MachineNo(0), share: 1.0 };
+        let links = Box::new(Alike { per_token: SecondsPerToken(0.0) });
+        let simulation = Simulation::new(vec![machine], Box::new(Shares::new(vec![only], false)), links);
+        let outcome = simulation.run(&[Arrival { at: Seconds(0.0), asked: Asked::new(prompt, 1) }], &|_| false);
+        outcome.traces[0].first
+    }
+
+    /// Its chunks are at several stages at once, and it takes as long as plans are valued by.
+    #[test]
+    fn a_prompt_alone_takes_what_closed_forms_say() {
+        let (problem, batches) = (problem(), Batches::Chunked(512));
         let mut several = 0;
-        for &group in &groups {
-            let config = &evaluator.shelved(group).rated.config;
+        for config in configs(&problem).iter().filter(|config| config.stages.len() > 1) {
+            several += 1;
+            let pipeline = Pipeline::new(&problem, config);
+            for prompt in [40, 256, 512, 1000, 1600] {
+                let tokens = Tokens(f64::from(prompt));
+                let expected = PromptChunking::from(batches).alone(config, Phase::Prefill, tokens);
+                let took = first(batches, &pipeline, prompt);
+                let (whole, stages) = (config.latency.time(tokens), config.stages.len());
+                // Which stage takes longest they say once, for whole prompts: of a short step it may be another, by a little. Sooner is a
+                // prompt whose last step is short, where a stage behind is quick.
+                assert!(took <= expected * 1.05 && took >= expected * 0.85, "{took:?} of {expected:?}: {config:?}");
+                assert!(prompt < 1000 || took < whole, "{prompt} tokens, {stages} stages: {took:?} of {whole:?}");
+            }
+        }
+        assert!(several > 0, "some group has several stages");
+    }
+
+    /// What closed forms say of a group is what its stages say together.
+    #[test]
+    fn stages_sum_up_to_the_closed_forms() {
+        let problem = problem();
+        let mut several = 0;
+        for config in &configs(&problem) {
             let pipeline = Pipeline::new(&problem, config);
             let p = pipeline.stages();
             several += usize::from(p > 1);

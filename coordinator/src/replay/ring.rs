@@ -78,9 +78,9 @@ mod tests {
 
     /// The second of three stages takes twice as long for odd numbers of prompts.
     #[derive(Debug)]
-    struct Uneven;
+    struct UnevenRing;
 
-    impl IterationCost for Uneven {
+    impl IterationCost for UnevenRing {
         fn iteration(&self, _: &Batch) -> Seconds {
             Seconds(f64::NAN)
         }
@@ -103,7 +103,7 @@ mod tests {
         // Stages are left at 1, 3, 4; at 2, 5, 6: the second waited from 2 to 3; at 3, 6, 7: the third from 3 to 5.
         let mut enter = |batch: &Batch, at: f64| {
             assert!(ring.takes(Seconds(at), 3));
-            ring.enter(&Uneven, batch, Seconds(at))
+            ring.enter(&UnevenRing, batch, Seconds(at))
         };
         assert_eq!(enter(&odd, 0.0), Passage { first: Seconds(1.0), last: Seconds(4.5) });
         assert_eq!(enter(&odd, 1.0), Passage { first: Seconds(2.0), last: Seconds(6.5) });

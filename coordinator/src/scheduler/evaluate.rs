@@ -15,8 +15,8 @@ use super::{
     problem::Problem,
     transport::{Solver, TransportProblem},
 };
+use crate::fast_map::FastMap;
 use ceiling::{Ceiling, lowest, step};
-use std::collections::HashMap;
 use tsnode_protocol::Phase;
 
 /// What unused capacity adds to a value, so that of plans which keep every deadline the one with more room wins.
@@ -25,6 +25,8 @@ const HEADROOM: f64 = 1e-3;
 const SPREAD: f64 = 5e-4;
 /// What a request is worth that is carried and late: better late than turned away.
 const CARRIED: f64 = 1e-6;
+/// More than rounding makes of a value.
+const ROUNDING: f64 = 1e-9;
 /// Load that a guess lets groups carry, and what it gives for capacity beyond the rate.
 const DRAFTED_LOAD: f64 = 0.8;
 const ROOM: f64 = 0.03;
@@ -86,11 +88,16 @@ impl Evaluation {
 pub struct Evaluator<'p> {
     problem: &'p Problem,
     shelf: Vec<Shelved>,
-    index: HashMap<(InstanceDevices, u8), Option<GroupNo>>,
-    ways: HashMap<(GroupNo, GroupNo), KvPath>,
-    values: HashMap<(GroupNo, GroupNo, PairLoads), f64>,
+    /// By members, then by phase: what was found to be no group counts as known, too.
+    index: FastMap<InstanceDevices, [Option<Option<GroupNo>>; 3]>,
+    ways: FastMap<(GroupNo, GroupNo), KvPath>,
+    values: FastMap<(GroupNo, GroupNo, PairLoads), f64>,
     solver: Solver,
+    /// For what is only to be known the most of.
+    drafts: Solver,
     matrix: TransportMatrix,
+    /// What pairs of the plan keep at the ceilings that were solved, in steps.
+    lower: Vec<(u8, u8, Vec<f64>)>,
     /// Plans evaluated so far.
     pub evaluations: usize,
 }
@@ -128,11 +135,13 @@ impl<'p> Evaluator<'p> {
         Self {
             problem,
             shelf: Vec::new(),
-            index: HashMap::new(),
-            ways: HashMap::new(),
-            values: HashMap::new(),
+            index: FastMap::default(),
+            ways: FastMap::default(),
+            values: FastMap::default(),
             solver: Solver::default(),
+            drafts: Solver::default(),
             matrix: TransportMatrix::default(),
+            lower: Vec::new(),
             evaluations: 0,
         }
     }
@@ -145,13 +154,12 @@ impl<'p> Evaluator<'p> {
 
     /// The group of these devices in its best configuration; `None` if they cannot hold the model.
     pub fn group(&mut self, members: &InstanceDevices, phase: Phase) -> Option<GroupNo> {
-        let key = (members.clone(), phase as u8);
-        if let Some(known) = self.index.get(&key) {
-            return *known;
+        if let Some(known) = self.index.get(members).and_then(|known| known[phase as usize]) {
+            return known;
         }
         let config = parallel::best(self.problem, members, phase);
         let group = config.map(|config| self.shelve(members.clone(), phase, config));
-        self.index.insert(key, group);
+        self.index.entry(members.clone()).or_default()[phase as usize] = Some(group);
         group
     }
 
@@ -227,16 +235,22 @@ impl<'p> Evaluator<'p> {
         let even: Vec<Ceiling> = even.iter().map(|by| ease(alike(*by))).collect();
         let steps = CEILINGS.into_iter().map(|by| (Ceiling::steps(low, by), 0.0));
         let mut best: Option<(f64, Ceiling)> = None;
+        let mut solved = None;
         let mut tried = Vec::with_capacity(EVEN.len() + CEILINGS.len());
+        self.lower.clear();
         for (ceiling, bonus) in even.into_iter().map(|c| (c, noise)).chain(steps) {
             if tried.contains(&ceiling) {
                 continue;
             }
             tried.push(ceiling);
+            let beside = ceiling.headroom() + bonus;
+            if best.is_some_and(|(v, _)| self.at_most(groups, ceiling) + beside + ROUNDING < v) {
+                continue;
+            }
             let attained = self.solve(groups, ceiling);
-            let value = attained + ceiling.headroom() + bonus;
-            if best.is_none_or(|(v, _)| value > v) {
-                best = Some((value, ceiling));
+            solved = Some(ceiling);
+            if best.is_none_or(|(v, _)| attained + beside > v) {
+                best = Some((attained + beside, ceiling));
             }
             // Nothing is gained by more room once everything is kept.
             if attained > 0.9999 {
@@ -244,7 +258,9 @@ impl<'p> Evaluator<'p> {
             }
         }
         let Some((_, ceiling)) = best else { return Evaluation::default() };
-        self.solve(groups, ceiling);
+        if solved != Some(ceiling) {
+            self.solve(groups, ceiling);
+        }
         self.settled(ceiling, groups)
     }
 
@@ -376,17 +392,7 @@ impl<'p> Evaluator<'p> {
     /// Solves the orchestration at a ceiling; the flow stays in the solver.
     fn solve(&mut self, groups: &[GroupNo], ceiling: Ceiling) -> f64 {
         let mut matrix = std::mem::take(&mut self.matrix);
-        let rate = self.problem.rate;
-        let capacity =
-            |k: &usize, shelf: &[Shelved], load: f64| load * shelf[groups[*k].0 as usize].rated.rate() / rate;
-        let is_mixed = |k: &usize, shelf: &[Shelved]| shelf[groups[*k].0 as usize].rated.phase == Phase::Mixed;
-        matrix.row.clear();
-        matrix.row.extend(matrix.rows.iter().map(|k| capacity(k, &self.shelf, ceiling.prefill_load())));
-        matrix.column.clear();
-        matrix.column.extend(matrix.columns.iter().map(|k| {
-            let load = if is_mixed(k, &self.shelf) { ceiling.prefill_load() } else { ceiling.decode_load() };
-            capacity(k, &self.shelf, load)
-        }));
+        self.limit(&mut matrix, groups, ceiling);
         matrix.value.clear();
         let n = matrix.columns.len();
         for i in 0..matrix.rows.len() {
@@ -401,14 +407,42 @@ impl<'p> Evaluator<'p> {
                 matrix.value.push(if open { self.pair_value(from, to, loads) + CARRIED } else { 0.0 });
             }
         }
-        let attained = self.solver.solve(&TransportProblem {
-            value: &matrix.value,
-            arc: &matrix.arc,
-            row: &matrix.row,
-            column: &matrix.column,
-        });
+        if !self.lower.iter().any(|l| (l.0, l.1) == (ceiling.prefill, ceiling.decode)) {
+            self.lower.push((ceiling.prefill, ceiling.decode, matrix.value.clone()));
+        }
+        let TransportMatrix { value, arc, row, column, .. } = &matrix;
+        let attained = self.solver.solve(&TransportProblem { value, arc, row, column });
         self.matrix = matrix;
         attained
+    }
+
+    /// No less than what the orchestration gives at a ceiling, without valuing a pair: a pair keeps no more at higher loads
+    /// than it does at those that were solved.
+    fn at_most(&mut self, groups: &[GroupNo], ceiling: Ceiling) -> f64 {
+        let mut matrix = std::mem::take(&mut self.matrix);
+        self.limit(&mut matrix, groups, ceiling);
+        matrix.value.clear();
+        matrix.value.extend(matrix.arc.iter().map(|arc| if *arc > 0.0 { 1.0 + CARRIED } else { 0.0 }));
+        for (_, _, values) in self.lower.iter().filter(|l| l.0 <= ceiling.prefill && l.1 <= ceiling.decode) {
+            matrix.value.iter_mut().zip(values).for_each(|(most, lower)| *most = most.min(*lower));
+        }
+        let TransportMatrix { value, arc, row, column, .. } = &matrix;
+        let most = self.drafts.solve(&TransportProblem { value, arc, row, column });
+        self.matrix = matrix;
+        most
+    }
+
+    /// What groups may carry at a ceiling.
+    fn limit(&self, matrix: &mut TransportMatrix, groups: &[GroupNo], ceiling: Ceiling) {
+        let capacity = |k: &usize, load: f64| load * self.shelved(groups[*k]).rated.rate() / self.problem.rate;
+        let is_mixed = |k: &usize| self.shelved(groups[*k]).rated.phase == Phase::Mixed;
+        matrix.row.clear();
+        matrix.row.extend(matrix.rows.iter().map(|k| capacity(k, ceiling.prefill_load())));
+        matrix.column.clear();
+        matrix.column.extend(matrix.columns.iter().map(|k| {
+            let load = if is_mixed(k) { ceiling.prefill_load() } else { ceiling.decode_load() };
+            capacity(k, load)
+        }));
     }
 
     /// D_ij, remembered.
@@ -420,8 +454,11 @@ impl<'p> Evaluator<'p> {
         let value = if from == to {
             pair::mixed_value(self.problem, &self.shelved(from).rated, loads.prefill)
         } else {
-            let way = self.way(from, to).clone();
-            pair::value(self.problem, &self.shelved(from).rated, &self.shelved(to).rated, &way, loads)
+            let (problem, shelf) = (self.problem, &self.shelf);
+            let rated = |g: GroupNo| &shelf[g.0 as usize].rated;
+            let way = self.ways.entry((from, to));
+            let way = way.or_insert_with(|| KvPath::new(problem, &rated(from).config, &rated(to).config));
+            pair::value(problem, rated(from), rated(to), way, loads)
         };
         self.values.insert((from, to, loads), value);
         value

@@ -16,9 +16,11 @@
 
 use super::{
     cluster::InstanceId,
+    exponential::exp,
     parallel::{ParallelConfig, mean},
     problem::Problem,
     prompts::PromptChunking,
+    slo::Deadline,
     workload::WorkloadRequest,
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Phase, Seconds, SecondsPerToken, Tokens};
@@ -27,6 +29,29 @@ use tsnode_protocol::{Bytes, BytesPerSecond, Phase, Seconds, SecondsPerToken, To
 pub const LOAD_STEP: f64 = 0.05;
 /// The highest load planned, in steps.
 pub const MOST_LOAD: u8 = 19;
+/// ln of the loads, by step: written down, so that peers whose systems bring different mathematics find the same bits.
+const LN_LOAD: [f64; 1 + MOST_LOAD as usize] = [
+    f64::NEG_INFINITY,
+    -2.995_732_273_553_991,
+    -2.302_585_092_994_045_5,
+    -1.897_119_984_885_881_3,
+    -1.609_437_912_434_100_3,
+    -1.386_294_361_119_890_6,
+    -1.203_972_804_325_936_1,
+    -1.049_822_124_498_677_8,
+    -0.916_290_731_874_155,
+    -0.798_507_696_217_771_6,
+    -std::f64::consts::LN_2,
+    -0.597_837_000_755_620_4,
+    -0.510_825_623_765_990_7,
+    -0.430_782_916_092_454_2,
+    -0.356_674_943_938_732_45,
+    -0.287_682_072_451_780_9,
+    -0.223_143_551_314_209_7,
+    -0.162_518_929_497_774_94,
+    -0.105_360_515_657_826_28,
+    -0.051_293_294_387_550_58,
+];
 /// Load a link is planned to carry at most.
 pub const LINK_LOAD: f64 = 0.9;
 /// Steps in which a link's load is told.
@@ -212,7 +237,7 @@ pub fn value(problem: &Problem, from: &Rated, to: &Rated, way: &KvPath, loads: P
     let tokens = load(loads.decode) * to.rate() * m.steps;
     let stretch = 1.0 / (1.0 - (f64::from(loads.link) / LINK_STEPS).min(LINK_LOAD));
     let send = PairTransfer { latency: way.latency, per_token: way.per_token * stretch, layers: layers(problem) };
-    let place = place(problem, to, load(loads.decode), 0.0);
+    let place = place(problem, to, loads.decode, 0.0);
     kept(problem, &from.prefill, &wait, &place, &send, &steps(&to.config, tokens, m.context, 0.0))
 }
 
@@ -228,7 +253,7 @@ pub fn mixed_value(problem: &Problem, group: &Rated, step: u8) -> f64 {
     let runs = if problem.prompts.go_first() { steps[1].1 * (1.0 - rho) } else { steps[1].1 };
     let wait = WaitDistribution { share: rho, mean: group.residual / (1.0 - rho) + runs * 0.5 };
     let send = PairTransfer { layers: layers(problem), ..PairTransfer::default() };
-    let place = place(problem, group, load(step), rho);
+    let place = place(problem, group, step, rho);
     kept(problem, &group.prefill, &wait, &place, &send, &steps)
 }
 
@@ -245,39 +270,71 @@ struct WaitDistribution {
 
 impl WaitDistribution {
     /// P(W ≤ w).
-    fn within(&self, w: Seconds) -> f64 {
-        self.within_after(w, NOW)
+    fn within(&self, w: f64) -> f64 {
+        self.within_after(w, 0.0)
     }
 
     /// The same where those who wait come a fixed time later still.
-    fn within_after(&self, w: Seconds, later: Seconds) -> f64 {
-        match (w < NOW, w < later) {
-            (true, _) => 0.0,
-            (_, true) => 1.0 - self.share,
-            _ => 1.0 - self.share * (-((w - later) / self.mean)).exp(),
-        }
+    fn within_after(&self, w: f64, later: f64) -> f64 {
+        let kept = 1.0 - self.share * exp(-(w - later).max(0.0) / self.mean.0);
+        if w >= 0.0 { kept } else { 0.0 }
     }
 
     /// P(W + V ≤ w) for another wait V, where those who wait for the first come a fixed time later still.
-    fn within_with(&self, other: &Self, w: Seconds, later: Seconds) -> f64 {
-        if w < NOW {
-            return 0.0;
+    fn within_with(&self, other: &Self, slack: &[f64], later: &[f64], kept: &mut [f64]) {
+        if other.share < 1e-6 {
+            for ((kept, w), later) in kept.iter_mut().zip(slack).zip(later) {
+                *kept = self.within_after(*w, *later);
+            }
+            return;
         }
-        if other.share < 1e-6 || !w.is_finite() {
-            return self.within_after(w, later);
+        if later.iter().all(|l| *l == 0.0) {
+            return self.within_both(other, slack, kept);
         }
-        let waited = if w < later { 0.0 } else { self.after_all(other, w - later) };
-        (1.0 - self.share) * other.within(w) + self.share * waited
+        let (per_a, per_b, sum) = (1.0 / self.mean.0, 1.0 / other.mean.0, self.after(other));
+        for ((kept, w), later) in kept.iter_mut().zip(slack).zip(later) {
+            let (v, now) = ((w - later).max(0.0), w.max(0.0));
+            let waited = sum.within(v, exp(-v * per_a), exp(-v * per_b));
+            let waited = if w < later { 0.0 } else { waited };
+            let all = (1.0 - self.share) * (1.0 - other.share * exp(-now * per_b)) + self.share * waited;
+            *kept = if *w >= 0.0 { all } else { 0.0 };
+        }
     }
 
-    /// P(W + V ≤ w), given that W is above nothing.
-    fn after_all(&self, other: &Self, w: Seconds) -> f64 {
-        let (a, b, w) = (self.mean.0, other.mean.0, w.0);
-        let (ea, eb) = ((-w / a).exp(), (-w / b).exp());
-        // Two exponentials one after the other; of equal means, the limit.
+    /// The same where nobody comes later.
+    fn within_both(&self, other: &Self, slack: &[f64], kept: &mut [f64]) {
+        let (per_a, per_b, sum) = (1.0 / self.mean.0, 1.0 / other.mean.0, self.after(other));
+        for (kept, w) in kept.iter_mut().zip(slack) {
+            let v = w.max(0.0);
+            let (ea, eb) = (exp(-v * per_a), exp(-v * per_b));
+            let all = (1.0 - self.share) * (1.0 - other.share * eb) + self.share * sum.within(v, ea, eb);
+            *kept = if *w >= 0.0 { all } else { 0.0 };
+        }
+    }
+
+    fn after(&self, other: &Self) -> BothWaits {
+        let (a, b) = (self.mean.0, other.mean.0);
         let apart = (a - b).abs() > 1e-6 * (a + b);
-        let both = if apart { (a * ea - b * eb) / (a - b) } else { (1.0 + w / a) * ea };
-        1.0 - (1.0 - other.share) * ea - other.share * both
+        let (of_a, of_b, grows) = if apart { (a / (a - b), b / (a - b), 0.0) } else { (1.0, 0.0, 1.0 / a) };
+        BothWaits { share: other.share, of_a, of_b, grows }
+    }
+}
+
+/// P(W + V > w), given that W is above nothing, by exp(−w/a) and exp(−w/b) of their means a and b: two exponentials one after
+/// the other; of equal means, the limit.
+struct BothWaits {
+    /// P(V > 0).
+    share: f64,
+    of_a: f64,
+    of_b: f64,
+    grows: f64,
+}
+
+impl BothWaits {
+    /// P(W + V ≤ w).
+    fn within(&self, w: f64, ea: f64, eb: f64) -> f64 {
+        let both = (self.of_a + w * self.grows) * ea - self.of_b * eb;
+        1.0 - (1.0 - self.share) * ea - self.share * both
     }
 }
 
@@ -307,12 +364,14 @@ impl DecodePlaces {
     }
 }
 
-/// The wait for a place in a decode batch at load `rho`, when a part `taken` of the time goes elsewhere.
-fn place(problem: &Problem, group: &Rated, rho: f64, taken: f64) -> WaitDistribution {
+/// The wait for a place in a decode batch at a step's load, when a part `taken` of the time goes elsewhere.
+fn place(problem: &Problem, group: &Rated, step: u8, taken: f64) -> WaitDistribution {
+    let rho = load(step);
     let m = &problem.workload.mean;
     let DecodePlaces { number, alike, variation } = group.places;
     let holding = group.config.iteration(number, m.context) * m.steps / (1.0 - taken);
-    let share = rho.powf((2.0 * (alike + 1.0)).sqrt() - 1.0);
+    // ρ^(√(2(n + 1)) - 1), with the same bits everywhere.
+    let share = exp(((2.0 * (alike + 1.0)).sqrt() - 1.0) * LN_LOAD[usize::from(step.min(MOST_LOAD))]);
     WaitDistribution { share, mean: holding * (1.0 + variation) / (2.0 * number * (1.0 - rho)) }
 }
 
@@ -328,8 +387,8 @@ impl PairTransfer {
     /// What is left of it when the prompt is done.
     fn left(&self, prompt: Tokens, prefill: Seconds) -> Seconds {
         let all = self.per_token * prompt;
-        let last = all / self.layers;
-        self.latency + last.max(all - prefill * (1.0 - 1.0 / self.layers))
+        let part = 1.0 / self.layers;
+        self.latency + (all * part).max(all - prefill * (1.0 - part))
     }
 }
 
@@ -341,6 +400,96 @@ fn steps(config: &ParallelConfig, tokens: f64, context: Tokens, taken: f64) -> [
     [(1.0 / 6.0, at((n - spread).max(1.0))), (2.0 / 3.0, at(n.max(1.0))), (1.0 / 6.0, at(n + spread))]
 }
 
+/// Requests that are looked at together.
+const BLOCK: usize = 64;
+/// Longer than anything takes: more slack makes no difference.
+const AMPLE: f64 = 1e12;
+
+/// Requests side by side: what each has left of its deadlines (s).
+struct RequestBlock {
+    requests: usize,
+    /// Decode steps.
+    steps: [f64; BLOCK],
+    /// Of the whole time, before its steps; nothing, of those that have none.
+    whole: [f64; BLOCK],
+    /// Of the time for tokens after the first, before its steps.
+    tokens: [f64; BLOCK],
+    /// Part of them whose first token is in time.
+    first: [f64; BLOCK],
+    /// By how much those come later that wait.
+    behind: [f64; BLOCK],
+    /// Whether a token has a target of its own.
+    is_paced: bool,
+    /// How many are kept of those that have no steps.
+    stepless: f64,
+}
+
+impl RequestBlock {
+    fn new(
+        requests: &[WorkloadRequest],
+        deadlines: &[Deadline],
+        prefill: &[PromptTime],
+        wait: &WaitDistribution,
+        send: &PairTransfer,
+    ) -> Self {
+        let none = [0.0; BLOCK];
+        let (requests_here, first) = (requests.len(), [1.0; BLOCK]);
+        let (steps, whole, tokens, behind) = (none, none, none, none);
+        let mut block =
+            Self { requests: requests_here, steps, whole, tokens, first, behind, is_paced: false, stepless: 0.0 };
+        for (i, ((request, deadline), prompt)) in requests.iter().zip(deadlines).zip(prefill).enumerate() {
+            block.add(i, request, deadline, prompt, wait, send);
+        }
+        block
+    }
+
+    fn add(
+        &mut self,
+        i: usize,
+        request: &WorkloadRequest,
+        deadline: &Deadline,
+        prompt: &PromptTime,
+        wait: &WaitDistribution,
+        send: &PairTransfer,
+    ) {
+        let PromptTime { alone: prompt, behind } = *prompt;
+        let n = request.steps();
+        if deadline.ttft.is_finite() {
+            self.first[i] = wait.within_after((deadline.ttft - prompt).0, behind.0);
+        }
+        if n <= 0.0 {
+            self.stepless += self.first[i].min(wait.within_after((deadline.e2e - prompt).0, behind.0));
+            (self.whole[i], self.first[i]) = (-AMPLE, 0.0);
+            return;
+        }
+        let left = send.left(request.prompt, prompt);
+        (self.steps[i], self.behind[i]) = (n, behind.0);
+        self.whole[i] = (deadline.e2e - prompt - left).0.min(AMPLE);
+        self.is_paced |= deadline.ttft.is_finite() || deadline.tpot.is_finite();
+        self.tokens[i] = (deadline.tpot * n - left).0.min(AMPLE);
+    }
+
+    /// How many of those with steps are kept where each step takes so long (s).
+    fn kept(&self, step: f64, wait: &WaitDistribution, place: &WaitDistribution) -> f64 {
+        let n = self.requests;
+        let (steps, behind) = (&self.steps[..n], &self.behind[..n]);
+        let after = |slack: &[f64; BLOCK]| {
+            let mut left = *slack;
+            left.iter_mut().zip(steps).for_each(|(left, n)| *left -= step * n);
+            left
+        };
+        let mut kept = [0.0; BLOCK];
+        wait.within_with(place, &after(&self.whole)[..n], behind, &mut kept[..n]);
+        if self.is_paced {
+            let tokens = after(&self.tokens);
+            for (kept, (tokens, first)) in kept[..n].iter_mut().zip(tokens.iter().zip(&self.first)) {
+                *kept = kept.min(first * place.within(*tokens));
+            }
+        }
+        kept.chunks_exact(BLOCK / 8).map(|part| part.iter().sum::<f64>()).sum()
+    }
+}
+
 fn kept(
     problem: &Problem,
     prefill: &[PromptTime],
@@ -349,22 +498,12 @@ fn kept(
     send: &PairTransfer,
     steps: &[(f64, Seconds); 3],
 ) -> f64 {
-    let mut sum = 0.0;
-    for ((request, deadline), prompt) in problem.workload.requests.iter().zip(&problem.deadlines).zip(prefill) {
-        let PromptTime { alone: prompt, behind } = *prompt;
-        let n = request.steps();
-        let first = wait.within_after(deadline.ttft - prompt, behind);
-        if n <= 0.0 {
-            sum += first.min(wait.within_after(deadline.e2e - prompt, behind));
-            continue;
-        }
-        let left = send.left(request.prompt, prompt);
-        for (likely, step) in steps {
-            let rest = left + *step * n;
-            let per_token = if deadline.tpot.is_finite() { place.within(deadline.tpot * n - rest) } else { 1.0 };
-            let whole = wait.within_with(place, deadline.e2e - prompt - rest, behind);
-            sum += likely * whole.min(first * per_token);
-        }
-    }
-    sum / problem.workload.requests.len() as f64
+    let (requests, deadlines) = (&problem.workload.requests, &problem.deadlines);
+    let blocks = requests.chunks(BLOCK).zip(deadlines.chunks(BLOCK)).zip(prefill.chunks(BLOCK));
+    let kept = |((requests, deadlines), prefill): ((&[WorkloadRequest], &[Deadline]), &[PromptTime])| {
+        let block = RequestBlock::new(requests, deadlines, prefill, wait, send);
+        let at = |(likely, step): &(f64, Seconds)| likely * block.kept(step.0, wait, place);
+        block.stepless + steps.iter().filter(|s| s.0 > 0.0).map(at).sum::<f64>()
+    };
+    blocks.map(kept).sum::<f64>() / requests.len() as f64
 }

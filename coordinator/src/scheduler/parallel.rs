@@ -8,7 +8,7 @@ pub use super::cluster::InstanceDevices;
 
 use super::{
     cluster::InstanceId,
-    cost::{Decode, Prefill, StageEnds},
+    cost::{Decode, LayerCost, Prefill, StageEnds},
     partition::{self, StageSlot},
     problem::{Problem, PromptChunking},
     room::{self, StageRoom},
@@ -81,8 +81,9 @@ pub fn best(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> O
         return None;
     }
     let mut best: Option<(f64, ParallelConfig)> = None;
+    let order = order(problem, members, phase);
     for degrees in combinations(problem, members) {
-        for config in configurations(problem, members, &degrees, phase) {
+        for config in configurations(problem, members, &order, &degrees, phase) {
             let score = score(problem, &config, phase);
             if best.as_ref().is_none_or(|(s, _)| score > *s) {
                 best = Some((score, config));
@@ -112,8 +113,8 @@ pub fn given(problem: &Problem, stages: &[ParallelStage], phase: Phase) -> Optio
 /// Every configuration of these devices.
 #[must_use]
 pub fn all(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<ParallelConfig> {
-    let combinations = combinations(problem, members);
-    combinations.iter().flat_map(|degrees| configurations(problem, members, degrees, phase)).collect()
+    let (combinations, order) = (combinations(problem, members), order(problem, members, phase));
+    combinations.iter().flat_map(|degrees| configurations(problem, members, &order, degrees, phase)).collect()
 }
 
 /// Larger is better. A prompt's time and the time the next one waits for it; or requests a second.
@@ -171,12 +172,12 @@ fn combinations(problem: &Problem, members: &[(InstanceId, u16)]) -> Vec<Vec<u16
 fn configurations(
     problem: &Problem,
     members: &[(InstanceId, u16)],
+    order: &[usize],
     degrees: &[u16],
     phase: Phase,
 ) -> Vec<ParallelConfig> {
-    let order = order(problem, members, phase);
     let mut stages: Vec<ParallelStage> = Vec::new();
-    for place in order {
+    for &place in order {
         let ((instance, count), tp) = (members[place], degrees[place]);
         stages.extend((0..count / tp).map(|_| ParallelStage { instance, tp, layers: 0 }));
     }
@@ -198,8 +199,7 @@ fn in_order(problem: &Problem, stages: &[ParallelStage], phase: Phase) -> Vec<Pa
         return Vec::new();
     }
     let reserves: &[f64] = if phase == Phase::Prefill { &KV_RESERVES[..1] } else { &KV_RESERVES };
-    let mut cuts: Vec<Vec<u32>> = reserves.iter().filter_map(|r| cut(problem, stages, phase, *r)).collect();
-    cuts.dedup();
+    let cuts = cuts(problem, stages, phase, reserves);
     cuts.iter().map(|cut| configured(problem, stages, cut, phase)).collect()
 }
 
@@ -230,14 +230,18 @@ fn order(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<
         return (0..members.len()).collect();
     }
     let rows = if phase == Phase::Prefill { problem.workload.mean.prompt.0 } else { TYPICAL_BATCH };
-    let bytes = row(problem) * rows;
+    let bytes = problem.model.row() * rows;
     let cost = |a: usize, b: usize| problem.cluster.path(members[a].0, members[b].0).time(bytes).0;
     route::best(members.len(), PathObjective::Total, cost).0
 }
 
-/// Layers of each stage, with room for so many requests' KV at their longest.
-fn cut(problem: &Problem, stages: &[ParallelStage], phase: Phase, requests: f64) -> Option<Vec<u32>> {
-    let (m, tokens) = (&problem.workload.mean, problem.tokens_of(requests));
+/// What layers take on each stage, and what tells how many it holds.
+fn slots<'p>(
+    problem: &'p Problem,
+    stages: &[ParallelStage],
+    phase: Phase,
+) -> Option<Vec<(StageSlot, &'p LayerCost, StageEnds)>> {
+    let m = &problem.workload.mean;
     let slot = |(i, stage): (usize, &ParallelStage)| {
         let cost = problem.layer_cost(stage.instance, stage.tp)?;
         let ends = ends(i, stages.len());
@@ -248,15 +252,25 @@ fn cut(problem: &Problem, stages: &[ParallelStage], phase: Phase, requests: f64)
                 (at(cost.decode), at(cost.stage_decode(0, ends)))
             }
         };
-        Some(StageSlot { per_layer: one.0, on_top: none.0, most: cost.most_layers(tokens, ends) })
+        Some((StageSlot { per_layer: one.0, on_top: none.0, most: 0 }, cost, ends))
     };
-    let slots: Option<Vec<StageSlot>> = stages.iter().enumerate().map(slot).collect();
-    partition::cut(problem.model.shape.layers, &slots?)
+    stages.iter().enumerate().map(slot).collect()
 }
 
-/// A token's activations between two stages.
-fn row(problem: &Problem) -> Bytes {
-    Bytes(f64::from(problem.model.shape.hidden) * problem.model.element)
+/// Layers of each stage, with room for so many requests' KV at their longest.
+fn cuts(problem: &Problem, stages: &[ParallelStage], phase: Phase, reserves: &[f64]) -> Vec<Vec<u32>> {
+    let Some(known) = slots(problem, stages, phase) else { return Vec::new() };
+    let cut = |requests: &f64| {
+        let tokens = problem.tokens_of(*requests);
+        let slot = |(slot, cost, ends): &(StageSlot, &LayerCost, StageEnds)| StageSlot {
+            most: cost.most_layers(tokens, *ends),
+            ..*slot
+        };
+        partition::cut(problem.model.shape.layers, &known.iter().map(slot).collect::<Vec<_>>())
+    };
+    let mut cuts: Vec<Vec<u32>> = reserves.iter().filter_map(cut).collect();
+    cuts.dedup();
+    cuts
 }
 
 fn ends(place: usize, stages: usize) -> StageEnds {
@@ -273,7 +287,9 @@ fn configured(problem: &Problem, stages: &[ParallelStage], cut: &[u32], phase: P
         let Some(cost) = problem.layer_cost(stage.instance, stage.tp) else { continue };
         let (prefill, decode) = (cost.stage_prefill(layers, ends), cost.stage_decode(layers, ends));
         latency = latency.then(&prefill);
-        if mean(problem, &prefill) > mean(problem, &busy) {
+        // As rates have it: in chunks another stage may take longest than of whole prompts.
+        let takes = |cost: &Prefill| mean(problem, &problem.prompts.packed(cost));
+        if takes(&prefill) > takes(&busy) {
             busy = prefill;
         }
         way = way.then(&decode);
@@ -285,7 +301,7 @@ fn configured(problem: &Problem, stages: &[ParallelStage], cut: &[u32], phase: P
             let path = problem.cluster.path(stage.instance, next.instance);
             let mut kv_transfer = Decode { fixed: path.latency, ..Decode::default() };
             if !ends.last {
-                kv_transfer.per_sequence = row(problem) / path.bandwidth;
+                kv_transfer.per_sequence = problem.model.row() / path.bandwidth;
                 let per_token = kv_transfer.per_sequence.per_token();
                 latency = latency.then(&Prefill { fixed: path.latency, per_token, ..Prefill::default() });
             }

@@ -25,17 +25,40 @@ pub fn cut(layers: u32, slots: &[StageSlot]) -> Option<Vec<u32>> {
     if room < u64::from(layers) {
         return None;
     }
-    let mut given = vec![1u32; slots.len()];
-    let after = |slot: &StageSlot, n: u32| slot.on_top + slot.per_layer * f64::from(n);
-    for _ in slots.len()..layers as usize {
-        let open = (0..slots.len()).filter(|&i| given[i] < slots[i].most);
-        let next = open.min_by(|&a, &b| {
-            let (ta, tb) = (after(&slots[a], given[a] + 1), after(&slots[b], given[b] + 1));
-            ta.total_cmp(&tb).then(a.cmp(&b))
-        })?;
-        given[next] += 1;
+    // A stage's time with one layer more; never, of those that are full.
+    let with = |slot: &StageSlot, n: u32| match n < slot.most {
+        true => (slot.on_top + slot.per_layer * f64::from(n + 1)).min(f64::MAX),
+        false => f64::INFINITY,
+    };
+    let mut given = surely(layers, slots);
+    let mut next: Vec<f64> = slots.iter().zip(&given).map(|(slot, n)| with(slot, *n)).collect();
+    for _ in given.iter().sum::<u32>()..layers {
+        // The first of those that are as fast.
+        let (mut least, mut at) = (f64::INFINITY, None);
+        for (place, time) in next.iter().enumerate() {
+            if *time < least {
+                (least, at) = (*time, Some(place));
+            }
+        }
+        let at = at?;
+        given[at] += 1;
+        next[at] = with(&slots[at], given[at]);
     }
     Some(given)
+}
+
+/// Layers that the greedy choice gives each stage in any case: those that take no longer than a time by which fewer layers than
+/// there are can be given, whatever is rounded.
+fn surely(layers: u32, slots: &[StageSlot]) -> Vec<u32> {
+    // By when all would have as much as there is, if layers could be cut.
+    let rate: f64 = slots.iter().map(|s| 1.0 / s.per_layer).sum();
+    let ahead: f64 = slots.iter().map(|s| s.on_top / s.per_layer).sum();
+    let time = (f64::from(layers) + ahead) / rate;
+    let by_then = |s: &StageSlot| (((time - s.on_top) / s.per_layer - 1e-6).floor().max(1.0) as u32).min(s.most);
+    let given: Vec<u32> = slots.iter().map(by_then).collect();
+    // Not so where a stage is slow to begin with, and has its one layer later than that.
+    let is_few = time.is_finite() && given.iter().map(|n| u64::from(*n)).sum::<u64>() <= u64::from(layers);
+    if is_few { given } else { vec![1; slots.len()] }
 }
 
 #[cfg(test)]

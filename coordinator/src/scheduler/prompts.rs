@@ -6,7 +6,8 @@
 //! take times in proportion at every stage: of equal stages with steps c₁ … c_k the last is done after Σc + (p−1)·max c,
 //! since some path through stages and steps passes the longest step at every stage and every other step once. With unequal
 //! stages, the slowest computes all steps and each of the others one, the longest; that is a bound, reached where the
-//! slowest stage comes first.
+//! slowest stage comes first. Where no answers are beside them, steps are as long as makes that least
+//! ([`crate::policy::caps::through_stages`]); beside answers they are as long as answers wait for.
 //!
 //! Where prompts go first ([`BatchPolicy::Mixed`], [`BatchPolicy::PrefillFirst`]) a group that does both computes what has come of
 //! them before its next step of answers, and with nothing beside them in steps as long as a group for prompts alone has.
@@ -14,7 +15,10 @@
 pub use super::problem::PromptChunking;
 
 use super::{cost::Prefill, parallel::ParallelConfig};
-use crate::policy::{caps::LONG, choice::Batches, chunked::AHEAD};
+use crate::policy::{
+    caps::{LONG, through_stages},
+    choice::Batches,
+};
 use tsnode_protocol::{BatchPolicy, Phase, Seconds, Tokens};
 
 impl From<Batches> for PromptChunking {
@@ -50,11 +54,11 @@ impl PromptChunking {
     #[must_use]
     pub fn alone(self, config: &ParallelConfig, phase: Phase, prompt: Tokens) -> Seconds {
         let Self::Chunks { tokens, order } = self else { return config.latency.time(prompt) };
-        let chunks = Chunks::of(tokens, order, phase, config.stages.len());
-        let (mut slowest, mut longest, mut at) = (Seconds(0.0), Step { of: 0.0, squares: 0.0 }, Tokens(0.0));
+        let chunks = Chunks::of(tokens, order, phase, config.stages.len(), prompt);
+        let (mut slowest, mut longest, mut at) = (Seconds(0.0), PromptStep { of: 0.0, squares: 0.0 }, Tokens(0.0));
         while slowest <= Seconds(0.0) || at < prompt {
             let after = (at + chunks.next(prompt - at)).min(prompt);
-            let step = Step { of: after.0 - at.0, squares: after.0 * after.0 - at.0 * at.0 };
+            let step = PromptStep { of: after.0 - at.0, squares: after.0 * after.0 - at.0 * at.0 };
             slowest += step.time(&config.busy);
             if step.time(&config.latency) > longest.time(&config.latency) {
                 longest = step;
@@ -69,8 +73,8 @@ impl PromptChunking {
     #[must_use]
     pub fn behind(self, config: &ParallelConfig, phase: Phase, prompt: Tokens) -> Seconds {
         let Self::Chunks { tokens, order } = self else { return Seconds(0.0) };
-        let own = prompt.min(Chunks::of(tokens, order, phase, config.stages.len()).next(prompt));
-        let step = |of: Tokens| Step { of: of.0, squares: of.0 * of.0 };
+        let own = prompt.min(Chunks::of(tokens, order, phase, config.stages.len(), prompt).next(prompt));
+        let step = |of: Tokens| PromptStep { of: of.0, squares: of.0 * of.0 };
         (step(tokens).others(config) - step(own).others(config)).max(Seconds(0.0))
     }
 
@@ -106,33 +110,32 @@ impl PromptChunking {
 struct Chunks {
     shortest: Tokens,
     longest: Tokens,
-    /// Steps on their way.
-    at_once: f64,
 }
 
 impl Chunks {
-    fn of(tokens: Tokens, order: BatchPolicy, phase: Phase, stages: usize) -> Self {
+    fn of(tokens: Tokens, order: BatchPolicy, phase: Phase, stages: usize, prompt: Tokens) -> Self {
         let shortest = tokens.max(Tokens(1.0));
         let is_alone = phase == Phase::Prefill || order == BatchPolicy::PrefillFirst;
-        let longest = if is_alone { shortest * f64::from(LONG) } else { shortest };
-        // Where nothing is answered more of them are on their way.
-        let ahead = if phase == Phase::Prefill && stages > 1 { AHEAD } else { 1 };
-        Self { shortest, longest, at_once: (stages * ahead).max(1) as f64 }
+        if is_alone && stages > 1 {
+            let step = Tokens(f64::from(through_stages(prompt.0.ceil() as u64, shortest.0 as u32, stages)));
+            return Self { shortest: step, longest: step };
+        }
+        Self { shortest, longest: if is_alone { shortest * f64::from(LONG) } else { shortest } }
     }
 
     fn next(&self, left: Tokens) -> Tokens {
-        Tokens((left / self.at_once).0.ceil()).max(self.shortest).min(self.longest)
+        Tokens(left.0.ceil()).max(self.shortest).min(self.longest)
     }
 }
 
 /// Tokens of a prompt in a step, and pairs of them with all before.
 #[derive(Clone, Copy)]
-struct Step {
+struct PromptStep {
     of: f64,
     squares: f64,
 }
 
-impl Step {
+impl PromptStep {
     fn time(&self, cost: &Prefill) -> Seconds {
         cost.mean(Tokens(self.of), self.squares)
     }
@@ -170,7 +173,10 @@ mod tests {
         let alone = |phase, prompt| chunks.alone(&config(), phase, Tokens(prompt));
         close(alone(Phase::Mixed, 250.0), 0.33 + 0.06);
         close(alone(Phase::Mixed, 40.0), 2.0 * 0.05);
+        // Where nothing is answered as well; a hundred are cut in two, so that both stages compute.
         close(alone(Phase::Prefill, 250.0), 0.33 + 0.06);
+        close(alone(Phase::Prefill, 100.0), 3.0 * 0.06);
+        close(alone(Phase::Mixed, 100.0), 2.0 * 0.11);
         close(chunks.behind(&config(), Phase::Mixed, Tokens(40.0)), 0.11 - 0.05);
         close(chunks.packed(&config().busy).time(Tokens(250.0)), 0.25 + 2.5 * 0.01);
         close(chunks.keeps(&config().busy, Tokens(250.0)), 0.25 + 3.0 * 0.01);
@@ -191,7 +197,7 @@ mod tests {
         };
         // 100, 100 and 50 tokens, or 200 and 50.
         close(of(&one), [0.28, 0.28, 0.27]);
-        // On two stages 125, 100 and 25, so that neither waits for a step of 200.
-        close(of(&config()), [0.28 + 0.11, 0.28 + 0.11, 0.28 + 0.135]);
+        // On two stages neither waits for a step of 200.
+        close(of(&config()), [0.28 + 0.11; 3]);
     }
 }

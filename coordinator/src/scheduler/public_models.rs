@@ -20,9 +20,14 @@ pub struct Model {
     pub shape: ModelShape,
     /// Weights in the matrices of one block, each used once a token.
     pub layer_weights: f64,
-    /// Bytes of an element of activations and KV.
+    /// Bytes of an element of KV, and of activations within a host.
     pub element: f64,
+    /// Bytes of an element of the activations that a stage hands on to the next.
+    pub handed_on: f64,
 }
+
+/// Bytes of an element that peers' stages hand on: they compute, and send, in single precision.
+pub const HANDED_ON: u64 = 4;
 
 type ModelRow = (&'static str, u32, u32, u32, u32, u32, u32, u32, MlpKind);
 
@@ -56,7 +61,7 @@ const TABLE: [ModelRow; 25] = [
     ("Mistral-7B", 32, 4096, 14336, 32, 8, 32000, 32768, MlpKind::Gated),
 ];
 
-/// The model of this name, however its letters are cased; in 16 bit.
+/// The model of this name, however its letters are cased; in 16 bit, activations too, as the papers' systems have them.
 #[must_use]
 pub fn by_name(name: &str) -> Option<Model> {
     let row = TABLE.iter().find(|row| row.0.eq_ignore_ascii_case(name))?;
@@ -85,7 +90,7 @@ pub fn by_name(name: &str) -> Option<Model> {
         whole: false,
         state_bytes: 0,
     };
-    Some(Model { name: name.to_owned(), shape, layer_weights: weights as f64, element: 2.0 })
+    Some(Model { name: name.to_owned(), shape, layer_weights: weights as f64, element: 2.0, handed_on: 2.0 })
 }
 
 /// Names of all known models.
@@ -94,12 +99,18 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 impl Model {
-    /// A model some peer has, of the Llama family; of a mixture of experts, what a token passes.
+    /// A model some peer has, of the Llama family; of a mixture of experts, what a token passes. Its stages hand on what peers send.
     #[must_use]
     pub fn of_shape(name: String, shape: ModelShape, element: f64) -> Self {
         let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let weights = layer_weights(shape.hidden, q, kv, 3, shape.intermediate);
-        Self { name, shape, layer_weights: weights as f64, element }
+        Self { name, shape, layer_weights: weights as f64, element, handed_on: HANDED_ON as f64 }
+    }
+
+    /// A token's activations from one stage to the next.
+    #[must_use]
+    pub fn row(&self) -> Bytes {
+        Bytes(f64::from(self.shape.hidden) * self.handed_on)
     }
 
     /// All weights, as stored.

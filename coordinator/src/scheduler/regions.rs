@@ -2,11 +2,11 @@
 //! requests. A search's work grows with the square of its groups; with regions, work and memory grow with the cluster.
 
 use super::{
-    cluster::InstanceId,
+    cluster::{Cluster, Instance, InstanceId},
     evaluate::Evaluator,
     parallel::InstanceDevices,
     problem::Problem,
-    search::{self, Effort, Found},
+    search::{self, Effort, Found, side_by_side},
     start,
 };
 use tsnode_protocol::{Bytes, Phase};
@@ -43,14 +43,48 @@ pub fn search(problem: &Problem, seed: u64, effort: Effort, stop: &(dyn Fn() -> 
         })
         .collect();
     let total: f64 = regions.iter().map(|r| r.1).sum();
-    let steps = (effort.steps / STEPS_EACH).max(1);
-    let plan = |(region, carries): (Problem, f64)| {
+    let region = |(region, carries): (Problem, f64)| {
         let share = carries / total;
-        let problem = region.at_rate(problem.rate * share);
-        let found = search::search(&problem, seed, Effort { steps, ..effort }, stop);
-        Region { problem, share, found }
+        Region { problem: region.at_rate(problem.rate * share), share, found: Found::default() }
     };
-    regions.into_iter().filter(|r| r.1 > 0.0).map(plan).collect()
+    let mut regions: Vec<Region> = regions.into_iter().filter(|r| r.1 > 0.0).map(region).collect();
+    // Of regions that are alike, as racks are, the first is planned.
+    let firsts: Vec<usize> = (0..regions.len()).map(|n| first_alike(&regions, n)).collect();
+    let mut planned: Vec<(usize, &mut Region)> =
+        regions.iter_mut().enumerate().filter(|(n, _)| firsts[*n] == *n).collect();
+    let together = effort.threads.max(1).min(planned.len());
+    // Side by side, regions wait for each other less often than walks do.
+    let effort =
+        Effort { steps: (effort.steps / STEPS_EACH).max(1), threads: effort.threads / together.max(1), ..effort };
+    side_by_side(&mut planned, together, &|(_, region)| {
+        region.found = search::search(&region.problem, seed, effort, stop)
+    });
+    for (n, first) in firsts.into_iter().enumerate() {
+        if first != n {
+            regions[n].found = regions[first].found.clone();
+        }
+    }
+    regions
+}
+
+/// The first region in which there is the same to plan as in this one, device by device.
+fn first_alike(regions: &[Region], n: usize) -> usize {
+    let region = &regions[n];
+    let is_alike = |other: &Region| {
+        let (a, b) = (&other.problem.cluster, &region.problem.cluster);
+        let figures = |(x, y): (&Instance, &Instance)| (x.kind, x.count, x.inside) == (y.kind, y.count, y.inside);
+        other.problem.rate == region.problem.rate
+            && a.instances.len() == b.instances.len()
+            && a.instances.iter().zip(&b.instances).all(figures)
+            && a.ids().all(|from| a.ids().all(|to| a.path(from, to) == b.path(from, to)))
+            && a.ids().all(|from| a.ids().all(|to| are_together(a, from, to) == are_together(b, from, to)))
+    };
+    (0..n).find(|&first| is_alike(&regions[first])).unwrap_or(n)
+}
+
+/// Whether these are devices of one host.
+fn are_together(cluster: &Cluster, a: InstanceId, b: InstanceId) -> bool {
+    cluster.instance(a).name == cluster.instance(b).name
 }
 
 /// Requests a second that mixed groups, just large enough, carry.

@@ -94,7 +94,7 @@ pub fn fewest(problem: &Problem) -> Option<InstanceDevices> {
 }
 
 /// A device and what it holds.
-struct Device<'p> {
+struct DeviceRoom<'p> {
     id: InstanceId,
     host: &'p str,
     room: StageRoom,
@@ -104,9 +104,9 @@ fn fewest_of(problem: &Problem, island: &[InstanceId]) -> Option<InstanceDevices
     let layers = problem.model.shape.layers;
     let device = |&id: &InstanceId| {
         let room = StageRoom::of(problem, id, 1).filter(|room| room.middle > 0)?;
-        Some(Device { id, host: &problem.cluster.instance(id).name, room })
+        Some(DeviceRoom { id, host: &problem.cluster.instance(id).name, room })
     };
-    let mut all: Vec<Device<'_>> = island.iter().filter_map(device).collect();
+    let mut all: Vec<DeviceRoom<'_>> = island.iter().filter_map(device).collect();
     if let Some(one) = all.iter().find(|d| d.room.only >= layers) {
         return Some(vec![(one.id, 1)]);
     }
@@ -115,7 +115,7 @@ fn fewest_of(problem: &Problem, island: &[InstanceId]) -> Option<InstanceDevices
     }
     all.sort_by_key(|d| (Reverse(d.room.middle), d.id));
     let ends = ends_to_try(&all);
-    let mut fewest: Option<Vec<&Device<'_>>> = None;
+    let mut fewest: Option<Vec<&DeviceRoom<'_>>> = None;
     for &first in &ends {
         for &last in ends.iter().filter(|last| last.host != first.host) {
             let less_than = fewest.as_ref().map_or(layers as usize + 1, Vec::len);
@@ -128,10 +128,10 @@ fn fewest_of(problem: &Problem, island: &[InstanceId]) -> Option<InstanceDevices
 }
 
 /// Of devices that differ in nothing that counts two, on two hosts: one of them may be the first and another the last.
-fn ends_to_try<'a, 'p>(all: &'a [Device<'p>]) -> Vec<&'a Device<'p>> {
+fn ends_to_try<'a, 'p>(all: &'a [DeviceRoom<'p>]) -> Vec<&'a DeviceRoom<'p>> {
     let mut most: BTreeMap<&str, u32> = BTreeMap::new();
     all.iter().for_each(|d| _ = most.entry(d.host).or_insert(d.room.middle));
-    let mut alike: BTreeMap<(StageRoom, Option<u32>), Vec<&Device<'_>>> = BTreeMap::new();
+    let mut alike: BTreeMap<(StageRoom, Option<u32>), Vec<&DeviceRoom<'_>>> = BTreeMap::new();
     for device in all {
         // Its host's best device is then no other stage.
         let known = alike.entry((device.room, most.get(device.host).copied())).or_default();
@@ -144,11 +144,11 @@ fn ends_to_try<'a, 'p>(all: &'a [Device<'p>]) -> Vec<&'a Device<'p>> {
 
 /// These two and, of all others, most layers first, as many as it takes; `None` if all do not suffice.
 fn between<'a, 'p>(
-    all: &'a [Device<'p>],
-    first: &'a Device<'p>,
-    last: &'a Device<'p>,
+    all: &'a [DeviceRoom<'p>],
+    first: &'a DeviceRoom<'p>,
+    last: &'a DeviceRoom<'p>,
     layers: u32,
-) -> Option<Vec<&'a Device<'p>>> {
+) -> Option<Vec<&'a DeviceRoom<'p>>> {
     if first.room.first == 0 || last.room.last == 0 {
         return None;
     }

@@ -8,13 +8,13 @@
 
 use super::{
     evaluate::{Evaluation, Evaluator, GroupNo},
-    moves::{DeviceGroup, Grouping, anew, crossed, is_small, may_be_group, neighbour, phases},
+    moves::{DeviceGroup, Grouping, GroupingChange, anew, crossed, is_small, may_be_group, neighbour, phases},
     problem::Problem,
     start,
     symmetry::Symmetry,
 };
-use crate::rng::Rng;
-use std::collections::{HashMap, VecDeque};
+use crate::{fast_map::FastMap, rng::Rng};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tsnode_protocol::Phase;
 
@@ -112,18 +112,18 @@ fn exchange(walks: &mut [Walk<'_>], round: usize) {
     }
 }
 
-/// Does something to every walk, on so many threads; which thread takes which makes no difference.
-fn side_by_side<'p>(walks: &mut [Walk<'p>], threads: usize, work: &(dyn Fn(&mut Walk<'p>) + Sync)) {
-    let each = walks.len().div_ceil(threads.clamp(1, walks.len().max(1)));
-    if each >= walks.len() {
-        return walks.iter_mut().for_each(work);
+/// Does something to each, on so many threads; which thread takes which makes no difference.
+pub(super) fn side_by_side<T: Send>(all: &mut [T], threads: usize, work: &(dyn Fn(&mut T) + Sync)) {
+    let each = all.len().div_ceil(threads.clamp(1, all.len().max(1)));
+    if each >= all.len() {
+        return all.iter_mut().for_each(work);
     }
     #[expect(
         clippy::disallowed_methods,
         reason = "which thread does what changes no result, and all have ended after it"
     )]
     std::thread::scope(|scope| {
-        for part in walks.chunks_mut(each) {
+        for part in all.chunks_mut(each) {
             scope.spawn(move || part.iter_mut().for_each(work));
         }
     });
@@ -154,11 +154,13 @@ struct Walk<'p> {
     rng: Rng,
     effort: Effort,
     number: usize,
-    seen: HashMap<Grouping, f64>,
+    /// Values, by the grouping's key.
+    seen: FastMap<u64, f64>,
     /// What all walks had found when they last met.
-    common: Arc<HashMap<Grouping, f64>>,
+    common: Arc<FastMap<u64, f64>>,
     present: Grouping,
-    tabu: VecDeque<Grouping>,
+    /// Keys.
+    tabu: VecDeque<u64>,
     best: (f64, Grouping),
     /// The best since it looked at the others, which it goes back to.
     home: (f64, Grouping),
@@ -177,7 +179,7 @@ impl<'p> Walk<'p> {
             rng,
             effort,
             number,
-            seen: HashMap::new(),
+            seen: FastMap::default(),
             common: Arc::default(),
             present: Grouping::default(),
             tabu: VecDeque::new(),
@@ -207,7 +209,7 @@ impl<'p> Walk<'p> {
                 self.present = self.kicked();
                 continue;
             };
-            self.tabu.push_back(next.clone());
+            self.tabu.push_back(next.key());
             if self.tabu.len() > self.effort.memory {
                 self.tabu.pop_front();
             }
@@ -340,7 +342,7 @@ impl<'p> Walk<'p> {
         let mut away = self.home.1.clone();
         for _ in 0..self.rng.below(KICK + 1) {
             if let Some(next) = neighbour(self.evaluator.problem(), &away, &mut self.rng) {
-                away = self.symmetry.one_for_all(next);
+                away = self.symmetry.one_for_all(next.applied(&away));
             }
         }
         away
@@ -364,43 +366,59 @@ impl<'p> Walk<'p> {
 
     /// Neighbours that are not tabu, the most promising first.
     fn promising(&mut self, from: &Grouping) -> Vec<Grouping> {
-        let mut all: Vec<(f64, Grouping)> = Vec::new();
+        let keys: Vec<u64> = from.parts.iter().map(DeviceGroup::key).collect();
+        // A grouping that cannot be is left by steps that take away what cannot.
+        let groups: Vec<Option<GroupNo>> =
+            from.parts.iter().map(|part| self.evaluator.group(&part.members, part.phase)).collect();
+        let mut all: Vec<(f64, u64, GroupingChange)> = Vec::with_capacity(self.effort.neighbours * SCREENED);
+        let mut numbers: Vec<GroupNo> = Vec::new();
         for _ in 0..self.effort.neighbours * SCREENED {
             let new = (0..TRIES).find_map(|_| {
-                let next = self.next_to(from)?;
-                (!self.tabu.contains(&next) && self.known(&next).is_none()).then_some(next)
+                let change = self.next_to(from)?;
+                let come = change.come.iter().map(DeviceGroup::key);
+                let key = change.stay(from).map(|place| keys[place]).chain(come).fold(0, u64::wrapping_add);
+                (!self.tabu.contains(&key) && self.known(key).is_none()).then_some((key, change))
             });
-            let Some(new) = new else { break };
-            let guess = shelved(&mut self.evaluator, &new).map(|groups| self.evaluator.guess(&groups));
-            if let Some(guess) = guess {
-                all.push((guess, new));
+            let Some((key, change)) = new else { break };
+            numbers.clear();
+            let stay = change.stay(from).map(|place| groups[place]);
+            let come = change.come.iter().map(|part| self.evaluator.group(&part.members, part.phase));
+            let can = stay.chain(come).all(|group| group.map(|group| numbers.push(group)).is_some());
+            if can {
+                all.push((self.evaluator.guess(&numbers), key, change));
             }
         }
+        // Changes that lead to one grouping may be guessed to differ in a last bit, as they add it up in other orders.
+        all.sort_by_key(|next| next.1);
+        all.dedup_by_key(|next| next.1);
         all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        all.dedup();
         all.truncate(self.effort.neighbours);
-        all.into_iter().map(|(_, g)| g).collect()
+        all.into_iter().map(|(_, _, change)| change.applied(from)).collect()
     }
 
     /// A step away from a grouping, or groups of it beside another's.
-    fn next_to(&mut self, from: &Grouping) -> Option<Grouping> {
+    fn next_to(&mut self, from: &Grouping) -> Option<GroupingChange> {
         let problem = self.evaluator.problem();
         let next = if self.good.len() > 1 && self.rng.below(CROSSED) == 0 {
             let other = &self.good[self.rng.below(self.good.len())].1;
             crossed(problem, from, other, &mut self.rng)
         } else {
             neighbour(problem, from, &mut self.rng)
-        };
-        next.map(|n| self.symmetry.one_for_all(n))
+        }?;
+        if self.symmetry.is_none() {
+            return Some(next);
+        }
+        Some(GroupingChange::to(from, self.symmetry.one_for_all(next.applied(from))))
     }
 
-    /// What this walk or, before they last met, any other has found a grouping to be worth.
-    fn known(&self, grouping: &Grouping) -> Option<f64> {
-        self.seen.get(grouping).or_else(|| self.common.get(grouping)).copied()
+    /// What this walk or, before they last met, any other has found the grouping of this key to be worth.
+    fn known(&self, key: u64) -> Option<f64> {
+        self.seen.get(&key).or_else(|| self.common.get(&key)).copied()
     }
 
     fn value(&mut self, grouping: &Grouping) -> f64 {
-        if let Some(value) = self.known(grouping) {
+        let key = grouping.key();
+        if let Some(value) = self.known(key) {
             self.stay(grouping, value);
             return value;
         }
@@ -408,7 +426,7 @@ impl<'p> Walk<'p> {
         let evaluation = groups.map(|groups| self.evaluator.evaluate(&groups));
         // Groups that no request gets through are no plan, however little they are loaded.
         let value = evaluation.filter(|e| e.carried() > 0.0).map_or(f64::NEG_INFINITY, |e| e.value);
-        self.seen.insert(grouping.clone(), value);
+        self.seen.insert(key, value);
         self.remember(grouping, value);
         value
     }

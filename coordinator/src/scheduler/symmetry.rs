@@ -6,6 +6,7 @@ use super::{
     moves::Grouping,
     parallel::InstanceDevices,
 };
+use crate::rng::mixed;
 
 /// Which hosts of a cluster are alike.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +33,12 @@ impl Symmetry {
         }
         sets.retain(|set| set.len() > 1);
         Self { kin, sets }
+    }
+
+    /// Whether no host is like another.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.sets.is_empty()
     }
 
     /// The grouping that stands for all that differ from this one in which of like hosts does what. With three or more it
@@ -92,14 +99,6 @@ fn renamed(mut grouping: Grouping, to: &dyn Fn(InstanceId) -> InstanceId) -> Gro
     };
     grouping.parts.iter_mut().for_each(|part| rename(&mut part.members));
     Grouping::new(grouping.parts)
-}
-
-/// Spreads a number's bits (SplitMix64's last step): sums of such numbers are equal only where the numbers are.
-fn mixed(x: u64) -> u64 {
-    let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ struct Logits {
 }
 
 /// The bounds for one token.
-struct Bounds<'a> {
+struct TokenBounds<'a> {
     logits: &'a Logits,
     sampling: &'a Sampling,
     moved: f64,
@@ -94,7 +94,7 @@ impl<'a> Draw<'a> {
             return logits.own + moved + DRAWN * temperature >= logits.most;
         }
         let factor = (moved / 2.0 / temperature).exp();
-        let bounds = Bounds { logits, sampling: self.sampling, moved, factor };
+        let bounds = TokenBounds { logits, sampling: self.sampling, moved, factor };
         bounds.begins_by(self.at) && bounds.ends_after(self.at)
     }
 
@@ -156,7 +156,7 @@ impl<'a> Draw<'a> {
     }
 }
 
-impl Bounds<'_> {
+impl TokenBounds<'_> {
     /// Whether the token's part may begin where the draw fell, or before.
     fn begins_by(&self, at: f64) -> bool {
         let Logits { own, ref others, most, .. } = *self.logits;

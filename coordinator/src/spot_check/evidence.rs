@@ -15,9 +15,9 @@ const LIMIT: f64 = 13.8;
 
 /// What has come together against a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Evidence(f64);
+pub(super) struct EvidenceScore(f64);
 
-impl Evidence {
+impl EvidenceScore {
     /// A check was passed.
     pub fn passed(&mut self) {
         self.0 = (self.0 + ((1.0 - BYZANTINE) / (1.0 - HONEST)).ln()).max(0.0);
@@ -44,7 +44,7 @@ mod tests {
 
     /// Checks until one is too many, of a group that fails this part of them.
     fn until_found(fails: f64, rng: &mut Rng) -> usize {
-        let mut evidence = Evidence::default();
+        let mut evidence = EvidenceScore::default();
         for check in 1..1_000_000 {
             if rng.unit() >= fails {
                 evidence.passed();
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn who_was_found_is_found_again_by_its_next_failure_and_not_if_it_passes_for_long() {
-        let mut evidence = Evidence::default();
+        let mut evidence = EvidenceScore::default();
         assert_eq!((0..7).map(|_| evidence.failed()).position(|found| found), Some(5));
         assert!(evidence.failed());
         (0..200).for_each(|_| evidence.passed());

@@ -17,7 +17,7 @@ fn a_prompt_is_computed_in_chunks_and_answered() {
     scenario.all_pages_are_free();
 }
 
-/// Stages take steps in order, so that a chunk may follow the one before it at once.
+/// Stages take steps in order, so that a chunk may follow the one before it at once; and chunks are as short as it takes.
 #[test]
 fn a_lone_prompt_keeps_every_stage_busy() {
     let mut scenario = Scenario::new(3, 100);
@@ -25,13 +25,13 @@ fn a_lone_prompt_keeps_every_stage_busy() {
     let admitted = scenario.ring.turn().unwrap();
     scenario.tell(admitted);
     let steps = scenario.ring.on_the_way.iter().filter(|f| matches!(f, RingFrame::Step(_))).count();
-    assert_eq!(steps, 3, "chunks of 8, 8 and 4");
+    assert_eq!(steps, 5, "chunks of 4 are through sooner than such of 8, 8 and 4");
     scenario.settle();
     assert_eq!(scenario.indices(1), [0, 1, 2, 3]);
     scenario.all_pages_are_free();
 }
 
-/// Where nothing is answered no step has to be short, and two for each stage are on their way; an answer ends that.
+/// Where nothing is answered no step has to be short, and two for each stage are on their way; where one prompt is all there is, too.
 #[test]
 fn prompts_that_leave_take_more_and_longer_steps() {
     let tokens = |kind: SequenceKind| {
@@ -45,8 +45,53 @@ fn prompts_that_leave_take_more_and_longer_steps() {
         };
         scenario.ring.on_the_way.iter().filter_map(of).collect::<Vec<usize>>()
     };
-    assert_eq!(tokens(export()), [15, 12, 9, 8], "a quarter of what is left, at least eight");
-    assert_eq!(tokens(SequenceKind::Local), [8, 8]);
+    assert_eq!(tokens(export()), [12; 4], "in which sixty tokens are through soonest");
+    assert_eq!(tokens(SequenceKind::Local), [8; 4], "no longer than answers would have them");
+}
+
+/// Tokens of each entry of the steps that are on their way, prompts' first.
+fn on_their_way(scenario: &Scenario) -> Vec<Vec<(bool, usize)>> {
+    let of = |f: &RingFrame| match f {
+        RingFrame::Step(step) => Some(step.entries.iter().map(|e| (e.prompt, e.tokens.len())).collect()),
+        _ => None,
+    };
+    let mut steps: Vec<Vec<(bool, usize)>> = scenario.ring.on_the_way.iter().filter_map(of).collect();
+    steps.iter_mut().for_each(|entries| entries.sort_unstable_by(|a, b| b.cmp(a)));
+    steps
+}
+
+/// A stage says what it sampled before it says who has pages: both are of one moment.
+#[test]
+fn a_prompt_that_came_during_a_step_is_in_the_next_one() {
+    let mut scenario = Scenario::new(1, 100);
+    scenario.tell(Event::Submit(new(1, 4, 40, SequenceKind::Local)));
+    while on_their_way(&scenario) != [[(false, 1)]] {
+        let next = scenario.ring.turn().unwrap();
+        scenario.tell(next);
+    }
+    scenario.tell(Event::Submit(new(2, 4, 4, SequenceKind::Local)));
+    let sampled = scenario.ring.turn().unwrap();
+    assert!(matches!(sampled, Event::Sampled { .. }));
+    scenario.tell(sampled);
+    let admitted = scenario.ring.turn().unwrap();
+    assert!(matches!(admitted, Event::Admitted { .. }), "before another step");
+    scenario.tell(admitted);
+    assert_eq!(on_their_way(&scenario), [[(true, 4), (false, 1)]]);
+    scenario.settle();
+    assert_eq!((scenario.indices(1).len(), scenario.indices(2).len()), (40, 4));
+    scenario.all_pages_are_free();
+}
+
+/// What waits for KV asks the stages for pages behind all that is on its way to them.
+#[test]
+fn a_lone_prompt_takes_no_more_than_a_step_a_stage_while_kv_is_to_come() {
+    let mut scenario = Scenario::new(2, 200);
+    scenario.tell(Event::Submit(new(1, 10, 4, SequenceKind::AwaitKv)));
+    let granted = scenario.ring.turn().unwrap();
+    scenario.tell(granted).tell(Event::Submit(new(2, 60, 4, SequenceKind::Local)));
+    let admitted = scenario.ring.turn().unwrap();
+    scenario.tell(admitted);
+    assert_eq!(on_their_way(&scenario).len(), 2);
 }
 
 #[test]

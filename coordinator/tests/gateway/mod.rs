@@ -2,6 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod answers;
-mod moves;
+mod failover;
 mod scenario;
 mod silence;

@@ -6,7 +6,6 @@
 //! | `compiled.rs` | definitions compiled with them: norms, gates, turns and others |
 //! | `packed.rs` | quantised products |
 //! | `bytes.rs` | what they are made of: products of bytes, with and without instructions for them (AVX-VNNI) |
-//! | `turn.rs` | keys turned back and on for links |
 //! | `wire.rs` | KV packed for links |
 //!
 //! What has these instructions by `#[target_feature]` is called by who knows that the processor has them (`by_simd!`).
@@ -16,7 +15,6 @@ mod bytes;
 mod compiled;
 mod packed;
 mod registers;
-mod turn;
 mod wire;
 
 use super::{
@@ -27,15 +25,14 @@ use super::{
     vector::{attend, dense},
 };
 pub(super) use compiled::{
-    add_rms_norm, choose, gelu_mul, layer_norm, multiply_only, rms_norm, round, round_to_bf16, silu_mul, soft_cap,
-    softmax, turn_heads,
+    add_rms_norm, choose, gelu_mul, layer_norm, multiply_only, read, rms_norm, round, round_to_bf16, silu_mul,
+    soft_cap, softmax, turn_heads,
 };
 use half::bf16;
 pub(super) use packed::{wide, wide_by_dots};
 pub(super) use registers::Avx2;
 use std::arch::x86_64::*;
-pub(super) use turn::{turn_back, turn_on};
-pub(super) use wire::{decode, encode, low_high};
+pub(super) use wire::{decode, encode, low_high, pack_keys, unpack_keys};
 
 /// Bytes that weights are asked for before they are needed: the processor's own guesses end where a page of 4 KiB does.
 pub(super) const AHEAD: usize = 3072;

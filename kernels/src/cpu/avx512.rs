@@ -11,13 +11,14 @@
 //! | `stored.rs` | how stored numbers become the lanes of two rows |
 //! | `exp.rs` | softmax and gates |
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
-//! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
+//! | `amx.rs` | quantised products of many rows, by tiles (AMX) |
 //! | `rounded.rs` | rounding rows to 8 bits |
 //! | `wire.rs` | KV packed for links |
 //!
 //! What has these instructions by `#[target_feature]` is called by who knows that the processor has them (`by_simd!`).
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
+pub(super) mod amx;
 mod attend;
 pub(super) mod bf16;
 pub(super) mod chunk;
@@ -28,12 +29,11 @@ mod registers;
 mod rounded;
 mod rows;
 mod stored;
-pub(super) mod tiles;
 mod wire;
 
 pub(super) use super::avx2::{
-    add_rms_norm, gelu_mul, lanes, lanes_of_two, layer_norm, reduce_all, rms_norm, round_to_bf16, soft_cap, turn_back,
-    turn_heads, turn_on, widen,
+    add_rms_norm, gelu_mul, lanes, lanes_of_two, layer_norm, reduce_all, rms_norm, round_to_bf16, soft_cap, turn_heads,
+    widen,
 };
 use super::{avx2::AHEAD, plain};
 pub(super) use attend::{scores, weighted_rows};
@@ -42,7 +42,7 @@ pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::wide;
 pub(super) use rounded::round;
 use std::arch::x86_64::*;
-pub(super) use wire::{choose, decode, encode, low_high};
+pub(super) use wire::{choose, decode, encode, low_high, pack_keys, read, unpack_keys};
 
 pub(super) fn is_available() -> bool {
     super::avx2::is_available()

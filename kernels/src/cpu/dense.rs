@@ -201,7 +201,7 @@ impl<'a> Outputs<'a> {
 }
 
 /// Rows as dense products read them.
-pub(super) struct Laid<'a> {
+pub(super) struct DenseRows<'a> {
     x: &'a [f32],
     cols: usize,
     /// Rounded to bfloat16, where matrices are that.
@@ -237,17 +237,17 @@ pub(super) fn with_laid<T>(
     x: &[f32],
     cols: usize,
     wanted: DenseFormats,
-    work: impl FnOnce(&Laid<'_>) -> T,
+    work: impl FnOnce(&DenseRows<'_>) -> T,
 ) -> T {
     #[cfg(target_arch = "x86_64")]
     if x.len() > cols && simd.has_lines() {
         return avx512::with_lines(team, x, cols, wanted, simd.multiplies_bf16(), |lines| {
-            work(&Laid { x, cols, rounded: &[], lines })
+            work(&DenseRows { x, cols, rounded: &[], lines })
         });
     }
     ROUNDED.with_borrow_mut(|all| {
         let rounded = if wanted.any([Dtype::Bf16]) { round(simd, team, x, all) } else { &[] };
-        work(&Laid {
+        work(&DenseRows {
             x,
             cols,
             rounded,
@@ -269,7 +269,7 @@ fn round<'a>(simd: Simd, team: Option<&Team>, x: &[f32], all: &'a mut Vec<bf16>)
     all
 }
 
-impl Laid<'_> {
+impl DenseRows<'_> {
     /// How many there are.
     pub fn rows(&self) -> usize {
         self.x.len() / self.cols

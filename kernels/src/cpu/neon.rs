@@ -25,8 +25,8 @@ pub(super) use rounded::round;
 // The compiler has NEON everywhere, so plain code is vector code where it can be, as the loop that measures reading is.
 // Packing KV for links is the definition too, though it is not: nobody has written that in NEON yet.
 pub(super) use super::plain::{
-    add_rms_norm, choose, decode, encode, gelu_mul, layer_norm, low_high, rms_norm, round_to_bf16, soft_cap, sum,
-    turn_back, turn_heads, turn_on,
+    add_rms_norm, choose, decode, encode, gelu_mul, layer_norm, low_high, pack_keys, read, rms_norm, round_to_bf16,
+    soft_cap, sum, turn_heads, unpack_keys,
 };
 
 use super::{

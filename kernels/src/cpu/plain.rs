@@ -7,7 +7,7 @@ pub(super) use super::{
     rounded::round,
     simple::{add_rms_norm, gelu_mul, layer_norm, rms_norm, soft_cap, turn_heads},
 };
-pub(super) use crate::wire::{choose, decode, encode, low_high, turn_back, turn_on};
+pub(super) use crate::wire::{choose, decode, encode, low_high, pack_keys, read, unpack_keys};
 
 /// Adds the lanes of a dot product: halves first, so that vector instructions can do it the same way.
 #[inline(always)]

@@ -2,7 +2,7 @@
 
 use super::{
     Dtype, Matrix, PARALLEL_FROM, Packed, Simd,
-    dense::{self, DenseFormats, Laid, Outputs},
+    dense::{self, DenseFormats, DenseRows, Outputs},
     quantised,
     rounded::Rounded,
     team::Team,
@@ -90,13 +90,21 @@ pub(super) fn product<const N: usize>(
             let tasks = each.map(|(w, out)| {
                 let (outputs, out) = (w.outputs(), Outputs::new(out, rows, w.outputs()));
                 match w {
-                    Operand::Dense(w) => {
-                        ProductTask { simd, by: By::Dense(laid, w), out, width: laid.width(outputs, threads) }
-                    }
+                    Operand::Dense(w) => ProductTask {
+                        simd,
+                        by: ProductInputs::Dense(laid, w),
+                        out,
+                        width: laid.width(outputs, threads),
+                    },
                     Operand::Packed(w) => {
                         // Every packed matrix has its rows' place.
                         let x = &rounded[round.next().unwrap_or(0)];
-                        ProductTask { simd, by: By::Packed(x, w), out, width: quantised::width(outputs, threads) }
+                        ProductTask {
+                            simd,
+                            by: ProductInputs::Packed(x, w),
+                            out,
+                            width: quantised::width(outputs, threads),
+                        }
                     }
                 }
             });
@@ -133,14 +141,14 @@ fn fill(simd: Simd, team: Option<&Team>, x: &[f32], w: &Packed, all: &mut Vec<Ro
 /// A product that is shared out by ranges of outputs.
 pub(super) struct ProductTask<'a> {
     simd: Simd,
-    by: By<'a>,
+    by: ProductInputs<'a>,
     out: Outputs<'a>,
     /// Outputs of a part.
     width: usize,
 }
 
-enum By<'a> {
-    Dense(&'a Laid<'a>, Matrix<'a>),
+enum ProductInputs<'a> {
+    Dense(&'a DenseRows<'a>, Matrix<'a>),
     Packed(&'a Rounded, &'a Packed),
 }
 
@@ -163,8 +171,10 @@ impl<'a> ProductTask<'a> {
     fn run(&self, range: Range<usize>) {
         match &self.by {
             _ if range.is_empty() => {}
-            By::Dense(laid, w) => laid.panel(self.simd, w.slice(range.start, range.end), &self.out, range.start),
-            By::Packed(rounded, w) => quantised::outputs(self.simd, rounded, w, range, &self.out),
+            ProductInputs::Dense(laid, w) => {
+                laid.panel(self.simd, w.slice(range.start, range.end), &self.out, range.start)
+            }
+            ProductInputs::Packed(rounded, w) => quantised::outputs(self.simd, rounded, w, range, &self.out),
         }
     }
 }

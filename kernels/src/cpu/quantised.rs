@@ -50,7 +50,13 @@ fn panels_of(simd: Simd, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Ou
                 sums.clear();
                 sums.resize(rows.len(), [0.0; WIDE]);
                 for from in (0..blocks).step_by(at_once) {
-                    simd.wide(w, panel, x, Part { first: rows.start, from, to: blocks.min(from + at_once) }, sums);
+                    simd.wide(
+                        w,
+                        panel,
+                        x,
+                        ProductRange { first: rows.start, from, to: blocks.min(from + at_once) },
+                        sums,
+                    );
                 }
                 put(w, panel, rows.start, sums, out);
             }
@@ -74,7 +80,7 @@ pub(super) fn put(w: &Packed, panel: usize, first: usize, sums: &[Wide], out: &O
 
 /// Which rows and columns are multiplied.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct ProductRange {
     /// First row.
     pub first: usize,
     /// First block of columns.
@@ -85,7 +91,7 @@ pub(super) struct Part {
 
 /// The definition: goes on with sixteen outputs of some rows. Whole numbers within a block, then one fused multiply-add
 /// a block for scales and one for least values, in the order of blocks.
-pub(super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+pub(super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     let layout = w.layout;
     let (numbers, per_row) = (layout.numbers, w.cols / layout.numbers);
     let blocks = w.panel(panel, part.from, part.to);
@@ -132,9 +138,9 @@ mod tests {
     use crate::quant::{Blocks, QuantType};
     use proptest::prelude::*;
 
-    struct Draw(u64);
+    struct Lcg(u64);
 
-    impl Draw {
+    impl Lcg {
         fn next(&mut self) -> u64 {
             self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             self.0 >> 33
@@ -174,7 +180,7 @@ mod tests {
         fn packed_products_are_products(rows in 1usize..40, outs in 1usize..40, blocks in 1usize..4, seed in any::<u64>()) {
             let plain = Cpu::new(Simd::Plain, 1).unwrap();
             for kind in QuantType::ALL {
-                let mut draw = Draw(seed);
+                let mut draw = Lcg(seed);
                 let cols = blocks * kind.numbers();
                 let bytes = draw.blocks(kind, outs * blocks);
                 let stored = Blocks::new(&bytes, kind, outs, cols);
@@ -210,7 +216,7 @@ mod tests {
     #[test]
     fn no_rows_are_no_work() {
         for kind in QuantType::ALL {
-            let bytes = Draw(1).blocks(kind, 20);
+            let bytes = Lcg(1).blocks(kind, 20);
             for cpu in Simd::all().into_iter().map(|simd| Cpu::new(simd, 2).unwrap()) {
                 cpu.quantised(&[], &cpu.pack(Blocks::new(&bytes, kind, 20, kind.numbers())), &mut []);
             }
@@ -221,7 +227,7 @@ mod tests {
     #[test]
     fn large_products_are_the_same_everywhere() {
         for (kind, rows, outs, cols) in [(QuantType::Q8_0, 530, 9 * 16 + 3, 64), (QuantType::Q6K, 33, 17, 2048 + 512)] {
-            let mut draw = Draw(7);
+            let mut draw = Lcg(7);
             let bytes = draw.blocks(kind, outs * cols / kind.numbers());
             let stored = Blocks::new(&bytes, kind, outs, cols);
             let x: Vec<f32> = (0..rows * cols).map(|_| draw.number()).collect();
@@ -238,7 +244,7 @@ mod tests {
 
     #[test]
     fn every_version_rounds_alike_and_what_is_not_a_number_stays_harmless() {
-        let mut draw = Draw(3);
+        let mut draw = Lcg(3);
         let mut x: Vec<f32> = (0..512).map(|_| draw.number()).collect();
         (x[0], x[40], x[41], x[70]) = (f32::NAN, f32::INFINITY, -1.0, f32::NEG_INFINITY);
         // Halves between whole steps, numbers next to zero, and nothing.

@@ -18,7 +18,7 @@ pub(super) const TILE_ROWS: usize = 16;
 pub(super) struct Rounded {
     pub rows: usize,
     pub cols: usize,
-    way: Way,
+    way: RoundingKey,
     pub bytes: Vec<i8>,
     /// Of each block, what one is worth.
     pub scales: Vec<f32>,
@@ -30,13 +30,13 @@ pub(super) struct Rounded {
 
 /// What of a layout rounding depends on.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Way {
+struct RoundingKey {
     numbers: usize,
     part: usize,
     shift: u8,
 }
 
-impl Way {
+impl RoundingKey {
     fn of(layout: Layout) -> Self {
         Self { numbers: layout.numbers, part: layout.part, shift: layout.shift }
     }
@@ -53,7 +53,7 @@ pub(super) struct Filled<'a> {
 impl Rounded {
     /// Rounds rows of `cols` numbers for products with `layout`.
     pub fn fill(&mut self, simd: Simd, team: Option<&Team>, layout: Layout, cols: usize, x: &[f32]) {
-        (self.rows, self.cols, self.way) = (x.len() / cols, cols, Way::of(layout));
+        (self.rows, self.cols, self.way) = (x.len() / cols, cols, RoundingKey::of(layout));
         let (blocks, parts) = (cols / layout.numbers, cols / layout.part);
         let room = self.rows.next_multiple_of(TILE_ROWS);
         self.bytes.resize(room * cols, 0);
@@ -81,7 +81,7 @@ impl Rounded {
 
     /// Whether it was filled as products with `w` want it.
     pub fn is_for(&self, w: &Packed) -> bool {
-        self.way == Way::of(w.layout)
+        self.way == RoundingKey::of(w.layout)
     }
 
     /// Whether it holds all that products with `w` read: what fast versions rely on.

@@ -12,12 +12,12 @@ use super::{
     matrix::Dtype,
     packed::{Layout, Packed},
     plain,
-    quantised::{Part, Wide},
+    quantised::{ProductRange, Wide},
     rounded::{Filled, Rounded},
 };
 use crate::{
     rope::RopePairs,
-    wire::{Form, KeyRotation, Rows},
+    wire::{BlockRows, BlockShape, Groups, KeyRotation, KeyScratch},
 };
 use half::bf16;
 use std::ops::Range;
@@ -109,7 +109,7 @@ impl Simd {
         #[cfg(target_arch = "x86_64")]
         if avx2::is_available() {
             let (dots, wider) = (avx2::has_dots(), avx512::is_available());
-            let (twos, tiles) = (wider && avx512::bf16::is_available(), wider && avx512::tiles::is_available());
+            let (twos, tiles) = (wider && avx512::bf16::is_available(), wider && avx512::amx::is_available());
             let more = [(Self::Avx2Dots, dots), (Self::Avx512, wider), (Self::Avx512Bf16, twos), (Self::Amx, tiles)];
             let more = more.into_iter().filter(|(_, has)| *has);
             return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
@@ -135,66 +135,65 @@ impl Simd {
         vec![Self::Plain]
     }
 
-    /// See [`wire::turn_back`].
-    pub(crate) fn turn_back(
-        self,
-        turn: &KeyRotation,
-        form: Form,
-        rows: Rows<'_>,
-        out: &mut [u8],
-        low: &mut [f32],
-        high: &mut [f32],
-    ) {
-        by_simd!(self, turn_back(turn, form, rows, out, low, high));
-    }
-
-    /// See [`wire::turn_on`].
-    pub(crate) fn turn_on(
-        self,
-        turn: &KeyRotation,
-        dim: usize,
-        first: usize,
-        numbers: &[u8],
-        dtype: Dtype,
-        out: &mut [u8],
-    ) {
-        by_simd!(self, turn_on(turn, dim, first, numbers, dtype, out));
-    }
-
     /// See [`wire::low_high`].
-    pub(crate) fn low_high(self, form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
-        by_simd!(self, low_high(form, rows, low, high));
+    pub(crate) fn low_high(self, form: BlockShape, rows: BlockRows<'_>, groups: &mut Groups) {
+        by_simd!(self, low_high(form, rows, groups));
     }
 
     /// See [`wire::choose`].
-    pub(crate) fn choose(
-        self,
-        form: Form,
-        low: &[f32],
-        high: &[f32],
-        head: &mut [u8],
-        inverse: &mut [f32],
-        zero: &mut [f32],
-    ) {
-        by_simd!(self, choose(form, low, high, head, inverse, zero));
+    pub(crate) fn choose(self, form: BlockShape, groups: &mut Groups, head: &mut [u8]) {
+        by_simd!(self, choose(form, groups, head));
     }
 
     /// See [`wire::encode`].
-    pub(crate) fn encode(self, form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
-        by_simd!(self, encode(form, rows, inverse, zero, codes));
+    pub(crate) fn encode(self, form: BlockShape, rows: BlockRows<'_>, groups: &Groups, cells: &mut [u8]) {
+        by_simd!(self, encode(form, rows, groups, cells));
+    }
+
+    /// See [`wire::pack_keys`].
+    pub(crate) fn pack_keys(
+        self,
+        turn: &KeyRotation,
+        form: BlockShape,
+        rows: BlockRows<'_>,
+        scratch: KeyScratch<'_>,
+        head: &mut [u8],
+        cells: &mut [u8],
+    ) {
+        by_simd!(self, pack_keys(turn, form, rows, scratch, head, cells));
+    }
+
+    /// See [`wire::read`].
+    pub(crate) fn read(self, form: BlockShape, head: &[u8], groups: &mut Groups) {
+        by_simd!(self, read(form, head, groups));
     }
 
     /// See [`wire::decode`].
     pub(crate) fn decode(
         self,
-        form: Form,
+        form: BlockShape,
         codes: &[u8],
         first: usize,
-        scales: (&[f32], &[f32]),
+        groups: &Groups,
         dtype: Dtype,
         out: &mut [u8],
     ) {
-        by_simd!(self, decode(form, codes, first, scales, dtype, out));
+        by_simd!(self, decode(form, codes, first, groups, dtype, out));
+    }
+
+    /// See [`wire::unpack_keys`].
+    #[expect(clippy::too_many_arguments, reason = "a block's codes, what it is unpacked with, and where to")]
+    pub(crate) fn unpack_keys(
+        self,
+        turn: &KeyRotation,
+        form: BlockShape,
+        codes: &[u8],
+        first: usize,
+        scratch: KeyScratch<'_>,
+        dtype: Dtype,
+        out: &mut [u8],
+    ) {
+        by_simd!(self, unpack_keys(turn, form, codes, first, scratch, dtype, out));
     }
 
     pub(super) fn lanes(self, block: Block<'_>, acc: &mut [Lanes]) {
@@ -221,7 +220,7 @@ impl Simd {
         by_simd!(self, round(layout, x, out));
     }
 
-    pub(super) fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+    pub(super) fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx2Dots {
             return avx2::wide_by_dots(w, panel, x, part, out);
@@ -289,7 +288,7 @@ impl Simd {
     pub(super) fn tiles(self, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Amx {
-            avx512::tiles::panels(x, w, panels, out);
+            avx512::amx::panels(x, w, panels, out);
         }
     }
 }

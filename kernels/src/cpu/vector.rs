@@ -19,6 +19,8 @@ pub(super) mod packed;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod wire;
 
+use super::Dtype;
+
 /// A token of an instruction set, and what it does with a register. It is for this module's folder and those of instruction sets
 /// alone, and whatever implements it reads and writes as many numbers as it says.
 pub(super) trait Vector: Copy {
@@ -110,7 +112,9 @@ macro_rules! instructions {
 pub(super) use instructions;
 
 /// How numbers are stored.
-pub(super) trait Stored {
+pub(super) trait StoredNumber {
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "what packs for links on x86 alone asks"))]
+    const DTYPE: Dtype;
     /// Of a number.
     const BYTES: usize;
 
@@ -125,7 +129,8 @@ macro_rules! stored {
     ($($dtype:ident of $bytes:literal by $load:ident;)*) => {$(
         pub(super) struct $dtype;
 
-        impl Stored for $dtype {
+        impl StoredNumber for $dtype {
+            const DTYPE: Dtype = Dtype::$dtype;
             const BYTES: usize = $bytes;
             #[inline(always)]
             unsafe fn load<V: Vector>(by: V, at: *const u8) -> V::Numbers {

@@ -22,7 +22,7 @@ use super::{
     ChosenToken, Columns, GatherWay, Gpu, GpuError, GpuInput, GpuJob, GpuKv, GpuLayerPiece, GpuPass, GpuStage,
     machine::{Machine, Rectangle},
     stage,
-    step::Step,
+    step::GpuStep,
 };
 use crate::{
     engine::StageKey,
@@ -48,7 +48,7 @@ impl GpuCarrier {
 pub(crate) struct GpuRanks {
     each: Vec<Gpu>,
     /// Of the step at hand, by GPU; kept from step to step.
-    steps: Vec<Step>,
+    steps: Vec<GpuStep>,
     columns: Vec<Columns>,
     gathers: Gathers,
     recordings: RanksRecordings,
@@ -217,7 +217,7 @@ impl Gpu {
         &mut self,
         job: &GpuJob<'_>,
         share: &GpuKv<'_>,
-        step: &Step,
+        step: &GpuStep,
         layer: usize,
         piece: GpuLayerPiece,
     ) -> Result<Columns, GpuError> {
@@ -225,7 +225,7 @@ impl Gpu {
         stage(&self.stages, job.stage)?.piece(&mut self.ops, &mut self.work, pass, layer, piece)
     }
 
-    fn end(&mut self, key: StageKey, step: &Step) -> Result<(), GpuError> {
+    fn end(&mut self, key: StageKey, step: &GpuStep) -> Result<(), GpuError> {
         stage(&self.stages, key)?.end(&mut self.ops, &mut self.work, step)
     }
 }

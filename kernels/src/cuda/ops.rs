@@ -4,7 +4,7 @@ mod delta;
 mod experts;
 
 pub(crate) use delta::{DeltaParts, DeltaRows, DeltaShape};
-pub(crate) use experts::{GpuPairs, GpuScores, Routing, Tiling, rows_of_many};
+pub(crate) use experts::{ExpertRouting, GpuPairs, GpuScores, Tiling, rows_of_many};
 
 use super::{
     buffers::Buffer,

@@ -13,7 +13,7 @@ use super::{
     columns::Columns,
     machine::{Arg, GpuError, GpuMemory, Machine, Queue},
     ops::{GpuRows, Kind, Ops, Out, kind_for_all},
-    step::Step,
+    step::GpuStep,
     tiles::GpuTurn,
     weights::{Form, GpuMatrix, size},
 };
@@ -37,7 +37,7 @@ const MOST_WIDE: usize = 512;
 /// A step that goes through a stage on a GPU.
 #[derive(Clone, Copy)]
 pub(crate) struct GpuPass<'a> {
-    pub step: &'a Step,
+    pub step: &'a GpuStep,
     pub layout: PageLayout,
     /// Whether the compute queue is marked by the place of each layer that has keys and values once those are stored.
     pub marks: bool,
@@ -335,7 +335,7 @@ impl GpuStage {
     }
 
     /// Rows of the step's tokens in `work.hidden`.
-    pub fn embed(&self, ops: &Ops, work: &mut GpuScratch, step: &Step) -> Result<(), GpuError> {
+    pub fn embed(&self, ops: &Ops, work: &mut GpuScratch, step: &GpuStep) -> Result<(), GpuError> {
         let Some((table, scale)) = &self.embed else { return Ok(()) };
         let hidden = work.hidden.fit(step.rows * self.width * 4)?;
         ops.embed(table, step.tokens, step.rows, *scale, hidden)
@@ -377,7 +377,7 @@ impl GpuStage {
     }
 
     /// Adds what the last layer adds.
-    pub fn end(&self, ops: &mut Ops, work: &mut GpuScratch, step: &Step) -> Result<(), GpuError> {
+    pub fn end(&self, ops: &mut Ops, work: &mut GpuScratch, step: &GpuStep) -> Result<(), GpuError> {
         match self.added_before(ops, work, step, self.layers.len())? {
             Some(more) => ops.add(work.hidden.at(), more, step.rows * self.width),
             None => Ok(()),
@@ -389,7 +389,7 @@ impl GpuStage {
         &self,
         ops: &mut Ops,
         work: &mut GpuScratch,
-        step: &Step,
+        step: &GpuStep,
         index: usize,
     ) -> Result<Option<u64>, GpuError> {
         match index.checked_sub(1).and_then(|before| self.layers.get(before)) {
@@ -398,13 +398,13 @@ impl GpuStage {
         }
     }
 
-    fn place<'a>(&self, ops: &'a mut Ops, work: &'a mut GpuScratch, step: &'a Step) -> GpuLayerContext<'a> {
+    fn place<'a>(&self, ops: &'a mut Ops, work: &'a mut GpuScratch, step: &'a GpuStep) -> GpuLayerContext<'a> {
         let hidden = work.hidden.at();
         GpuLayerContext { ops, work, step, width: self.width, hidden }
     }
 
     /// The GPU's columns of the logits of the step's chosen rows; none if there are none.
-    pub fn logits(&self, ops: &mut Ops, work: &mut GpuScratch, step: &Step) -> Result<Option<Columns>, GpuError> {
+    pub fn logits(&self, ops: &mut Ops, work: &mut GpuScratch, step: &GpuStep) -> Result<Option<Columns>, GpuError> {
         let (Some(head), rows) = (&self.head, step.chosen_rows) else { return Ok(None) };
         if rows == 0 {
             return Ok(None);

@@ -33,7 +33,7 @@ pub(crate) struct StepInput {
 
 /// Where a step's parts lie on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct GpuStep {
     pub rows: usize,
     pub tokens: u64,
     pub positions: u64,
@@ -100,7 +100,7 @@ impl StepInput {
     }
 
     /// Copies a step to the GPU.
-    pub fn send(&mut self, machine: &Arc<dyn Machine>, wanted: &GpuStepInput<'_>) -> Result<Step, GpuError> {
+    pub fn send(&mut self, machine: &Arc<dyn Machine>, wanted: &GpuStepInput<'_>) -> Result<GpuStep, GpuError> {
         let GpuStepInput { batch, chosen, .. } = *wanted;
         let positions = || batch.iter().flat_map(|slice| slice.start..slice.start + slice.len);
         let owner = |(i, slice): (usize, &Slice)| std::iter::repeat_n(i as u32, slice.len as usize);
@@ -126,7 +126,7 @@ impl StepInput {
         let [tokens, positions_at, sequences, singles_at, tiles_at, chosen_at, choices, firsts] =
             places.map(|place| arena + place);
         let of_states = wanted.state_pages * batch.len();
-        Ok(Step {
+        Ok(GpuStep {
             rows,
             tokens,
             positions: positions_at,
@@ -212,7 +212,7 @@ fn put_all(to: &mut Vec<u8>, numbers: impl Iterator<Item = u32>) -> u64 {
     at as u64
 }
 
-impl Step {
+impl GpuStep {
     /// A layer's table of pages.
     pub fn table(&self, layer: usize) -> u64 {
         self.tables + (layer * self.per_layer * 4) as u64

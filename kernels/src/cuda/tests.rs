@@ -86,9 +86,9 @@ pub(super) fn here() -> PathBuf {
 }
 
 /// Numbers of a linear congruential generator.
-pub(super) struct Draw(pub u64);
+pub(super) struct Lcg(pub u64);
 
-impl Draw {
+impl Lcg {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33

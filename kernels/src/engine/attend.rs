@@ -7,7 +7,7 @@ pub(crate) use states::{GroupState, StateLayer};
 
 use super::{
     Shards, Slice, StageKey,
-    tap::{Step, Stored},
+    tap::{OnStored, TappedStep},
 };
 use crate::{
     cpu::{Cpu, Matrix, Outputs},
@@ -92,7 +92,7 @@ pub(crate) struct Attend<'a> {
     pub(super) tokens: &'a [Token],
     pub(super) others: &'a dyn Gather,
     pub(super) layout: PageLayout,
-    pub(super) tap: Option<&'a mut dyn Stored>,
+    pub(super) tap: Option<&'a mut dyn OnStored>,
     /// Of the batch; the same for every layer.
     pub(super) runs: Vec<RowRun<'a>>,
 }
@@ -216,7 +216,7 @@ impl<'a> Attend<'a> {
             let sinks = if sinks.is_empty() { sinks } else { &sinks[head * group..][..group] };
             let at = AttendFrom { layer, head: head * every, start: run.start, window: look.window, sinks };
             if run.len > 1 {
-                let rows = Rows { q, out: &out, first: run.row, len: run.len, kv_heads, head, group };
+                let rows = QueryRows { q, out: &out, first: run.row, len: run.len, kv_heads, head, group };
                 return chunk::attend(cpu, run.kv, pool, at, rows, look);
             }
             let q = &q[(run.row * kv_heads + head) * part..][..part];
@@ -274,7 +274,7 @@ impl<'a> Attend<'a> {
 
     /// Whoever takes KV out is told that this layer's is there.
     fn tap(&mut self, layer: usize) {
-        let step = Step { stage: self.stage, sequences: self.sequences };
+        let step = TappedStep { stage: self.stage, sequences: self.sequences };
         if let Some(tap) = &mut self.tap {
             tap.stored(layer, self.layout.heads, self.pool, step);
         }
@@ -304,7 +304,7 @@ impl AttendFrom<'_> {
 
 /// Rows of queries `[row][kv_head][head of the group][channel]`, and where what they mix goes in the same order.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct QueryRows<'a> {
     q: &'a [f32],
     out: &'a Outputs<'a>,
     first: usize,

@@ -6,7 +6,7 @@ mod tiles;
 pub(super) use tiles::export_beside;
 
 use super::{
-    Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, Part, Shards, Slice, StageKey, Tap, Threads,
+    Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, RankPart, Shards, Slice, StageKey, Tap, Threads,
 };
 use crate::{
     cuda::{ChosenToken, GatherWay, Gpu, GpuError, GpuInput, GpuJob, GpuKv, GpuRanks, RowChoice},
@@ -212,7 +212,7 @@ fn shares<'t>(
     batch: &[Slice],
 ) -> Result<Vec<GpuKv<'t>>, EngineError> {
     let layers = loaded.layers.len() as usize;
-    let share = |(rank, (tables, part)): (usize, (&'t mut Tables, &Part))| {
+    let share = |(rank, (tables, part)): (usize, (&'t mut Tables, &RankPart))| {
         let kv = |slice: &Slice| -> Result<&SequenceKv, EngineError> {
             let sequence = sequences.get(&(stage, slice.request));
             Ok(sequence.ok_or(EngineError::NoSequence(slice.request))?.of(rank))

@@ -1,6 +1,6 @@
 //! Stages on their way into an engine: what takes long of it, copying weights to GPUs, is for a thread that nobody waits for.
 
-use super::{Engine, EngineError, Part, StageKey};
+use super::{Engine, EngineError, RankPart, StageKey};
 use crate::{
     cuda::{GpuCarrier, GpuError, GpuStage},
     pages::PageUse,
@@ -20,7 +20,7 @@ pub struct StageCarrier {
 
 /// A stage that its engine need only take in.
 pub struct CarriedStage {
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<RankPart>,
     pub(super) shape: ModelShape,
     pub(super) layers: LayerRange,
     /// On GPUs, by rank.
@@ -39,14 +39,14 @@ impl StageCarrier {
         if found != expected {
             return Err(EngineError::Ranks { found, expected });
         }
-        let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
+        let part = |(rank, stage)| RankPart::new(rank, stage, &shape, self.dtype);
         let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
         let there = self.gpus.as_ref().map(|gpus| carry(gpus, &parts)).transpose()?;
         Ok(CarriedStage { parts, shape, layers, there })
     }
 }
 
-fn carry(gpus: &GpuCarrier, parts: &[Part]) -> Result<Vec<GpuStage>, EngineError> {
+fn carry(gpus: &GpuCarrier, parts: &[RankPart]) -> Result<Vec<GpuStage>, EngineError> {
     let none = || GpuError::Unsupported("this family of models".into());
     let mut outlines = Vec::with_capacity(parts.len());
     for part in parts {

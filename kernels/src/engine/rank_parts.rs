@@ -12,7 +12,7 @@ use tsnode_protocol::{KvDtype, LayerRange, ModelShape};
 
 /// A stage.
 pub(super) struct Loaded {
-    pub parts: Vec<Part>,
+    pub parts: Vec<RankPart>,
     pub shape: ModelShape,
     pub layers: LayerRange,
     pub turns: StageRotations,
@@ -23,7 +23,7 @@ pub(super) struct Loaded {
 }
 
 /// A rank's part of a stage.
-pub(super) struct Part {
+pub(super) struct RankPart {
     pub stage: Box<dyn ModelStage>,
     pub layout: PageLayout,
     /// What its layers keep of a sequence beside.
@@ -34,7 +34,7 @@ pub(super) struct Part {
     pub vocab: Range<usize>,
 }
 
-impl Part {
+impl RankPart {
     pub fn new(rank: Rank, stage: Box<dyn ModelStage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
         let heads = rank.heads(shape.kv_heads as usize);
         let layout = PageLayout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
@@ -50,7 +50,7 @@ impl Loaded {
 
     /// Pages that a sequence of so many tokens takes on a rank.
     pub fn pages(&self, rank: usize, tokens: usize) -> usize {
-        let Part { layout, states, .. } = &self.parts[rank];
+        let RankPart { layout, states, .. } = &self.parts[rank];
         layout.pages(tokens) * self.layers.len() as usize + states.pages()
     }
 
@@ -69,7 +69,7 @@ impl Loaded {
 }
 
 /// What a rank computes with.
-pub(super) struct Device {
+pub(super) struct RankDevice {
     pub cpu: Cpu,
     /// Kept from step to step: rows, those that logits are wanted of, and logits.
     pub hidden: Vec<f32>,
@@ -80,7 +80,7 @@ pub(super) struct Device {
 }
 
 /// What enters a stage, as every rank has it.
-pub(super) fn enter(devices: &mut [Device], loaded: &Loaded, input: Input<'_>, positions: &[u32]) {
+pub(super) fn enter(devices: &mut [RankDevice], loaded: &Loaded, input: Input<'_>, positions: &[u32]) {
     let Some((first, others)) = devices.split_first_mut() else { return };
     first.hidden.resize(positions.len() * loaded.shape.hidden as usize, 0.0);
     match input {
@@ -94,7 +94,7 @@ pub(super) fn enter(devices: &mut [Device], loaded: &Loaded, input: Input<'_>, p
 }
 
 /// Logits of all ranks, `[row][vocab]`.
-pub(super) fn side_by_side(devices: &[Device], loaded: &Loaded, rows: usize, out: &mut Vec<f32>) {
+pub(super) fn side_by_side(devices: &[RankDevice], loaded: &Loaded, rows: usize, out: &mut Vec<f32>) {
     let vocab = loaded.shape.vocab as usize;
     out.resize(rows * vocab, 0.0);
     for (device, part) in devices.iter().zip(&loaded.parts) {

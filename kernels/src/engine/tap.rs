@@ -56,14 +56,14 @@ impl Fresh<'_> {
 }
 
 /// What attention tells of the keys and values it has stored.
-pub(super) trait Stored {
+pub(super) trait OnStored {
     /// In this layer of the stage, of the pool's heads.
-    fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: Step<'_>);
+    fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: TappedStep<'_>);
 }
 
 /// Whose step it is.
 #[derive(Clone, Copy)]
-pub(super) struct Step<'a> {
+pub(super) struct TappedStep<'a> {
     pub stage: StageKey,
     pub sequences: &'a BTreeMap<(StageKey, RequestId), Shards>,
 }
@@ -77,9 +77,9 @@ pub(super) struct Tapped<'a> {
     pub scratch: &'a mut wire::CodecScratch,
 }
 
-impl Stored for Tapped<'_> {
-    fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: Step<'_>) {
-        let Step { stage, sequences } = step;
+impl OnStored for Tapped<'_> {
+    fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: TappedStep<'_>) {
+        let TappedStep { stage, sequences } = step;
         let (turn, scratch) = (self.turns.of(layer), &mut *self.scratch);
         let mut fresh = Fresh { pool, sequences, stage, layer, heads, turn, scratch, gpus: None };
         self.tap.layer(self.first + layer as u32, &mut fresh);

@@ -38,13 +38,12 @@ impl Engine {
         });
         let exported = located.map(|TileTarget { loaded, kv, layer }| {
             payload.resize(tile_bytes(loaded, self.dtype, tile, codec), 0);
-            let mut rest = payload.as_mut_slice();
             let packing = TileCodec { simd: Simd::detect(), codec, turn: loaded.turns.of(layer) };
-            for (side, head) in sides(tile) {
+            let strips = sides(tile).map(|(side, head)| {
                 let (rank, strip) = strip(loaded, layer, side, head, tile);
-                let pages = (kv.of(rank), &self.pools[rank]);
-                rest = strip.export(packing, pages, &mut scratch, rest);
-            }
+                (strip, (kv.of(rank), &self.pools[rank]))
+            });
+            wire::export_strips(packing, strips, &mut scratch, payload);
         });
         self.wire = scratch;
         exported

@@ -20,16 +20,16 @@ pub(crate) struct Architecture {
     /// Whether the chances of experts that a row passes are divided by their sum, where the file does not say.
     pub normed: bool,
     /// Parts of a layer that are called otherwise than in [`COMMON`].
-    parts: &'static [Named],
+    parts: &'static [PartNames],
     /// Parts that may have biases.
     biased: &'static [&'static str],
 }
 
 /// A part's name in GGUF and in Hugging Face's files.
-type Named = (&'static str, &'static str);
+type PartNames = (&'static str, &'static str);
 
 /// Parts of a layer that all have in common, where they have them.
-const COMMON: [Named; 12] = [
+const COMMON: [PartNames; 12] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -44,7 +44,7 @@ const COMMON: [Named; 12] = [
     ("ffn_norm", "post_attention_layernorm"),
 ];
 /// Parts of a mixture of experts, whose matrices lie in one tensor each.
-const MIXTURE: [Named; 8] = [
+const MIXTURE: [PartNames; 8] = [
     ("ffn_gate_inp", "mlp.gate"),
     ("ffn_gate_exps", "mlp.experts.gate_proj"),
     ("ffn_up_exps", "mlp.experts.up_proj"),
@@ -59,13 +59,13 @@ const BIASED: &[&str] = &["attn_q", "attn_k", "attn_v"];
 /// Every matrix.
 const ALL_BIASED: &[&str] = &["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
 /// Tensors outside layers.
-const OUTSIDE: [Named; 3] = [
+const OUTSIDE: [PartNames; 3] = [
     ("token_embd.weight", "model.embed_tokens.weight"),
     ("output.weight", "lm_head.weight"),
     ("output_norm.weight", "model.norm.weight"),
 ];
 /// Gemma 4's: what inputs of each layer are made of.
-const GEMMA4_OUTSIDE: [Named; 3] = [
+const GEMMA4_OUTSIDE: [PartNames; 3] = [
     (LAYER_INPUTS, "model.embed_tokens_per_layer.weight"),
     ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight"),
     ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
@@ -79,14 +79,14 @@ pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
 pub(super) const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
 /// Norms before and after both halves of a layer.
-const FOUR_NORMS: &[Named] = &[
+const FOUR_NORMS: &[PartNames] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
 /// Gemma 4's, its layers' factors and their inputs, and the mixture that stands beside an MLP.
-const GEMMA4: &[Named] = &[
+const GEMMA4: &[PartNames] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
@@ -104,21 +104,21 @@ const GEMMA4: &[Named] = &[
     ("ffn_down_exps", "experts.down_proj"),
 ];
 /// What its router and its experts are multiplied by.
-const GEMMA4_SCALES: [Named; 2] =
+const GEMMA4_SCALES: [PartNames; 2] =
     [("ffn_gate_inp.scale", "router.scale"), ("ffn_down_exps.scale", "router.per_expert_scale")];
 
 /// Norms after both halves of a layer.
-const POST_NORMS: &[Named] =
+const POST_NORMS: &[PartNames] =
     &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
 
 /// gpt-oss's second norm, and its sinks.
-const GPT_OSS: &[Named] = &[("post_attention_norm", "post_attention_layernorm"), ("attn_sinks", "self_attn.sinks")];
+const GPT_OSS: &[PartNames] = &[("post_attention_norm", "post_attention_layernorm"), ("attn_sinks", "self_attn.sinks")];
 const GPT_OSS_BIASED: &[&str] =
     &["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 
 /// Of GLM-4 with experts: its second norm, the bias that chooses, the expert that all rows pass, and layers behind the last, which
 /// are not computed.
-const GLM4_MOE: &[Named] = &[
+const GLM4_MOE: &[PartNames] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("exp_probs_b", "mlp.gate.e_score_correction_bias"),
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
@@ -134,7 +134,7 @@ const GLM4_MOE: &[Named] = &[
 const GLM4_MOE_BIASED: &[&str] = &["attn_q", "attn_k", "attn_v", "exp_probs_b"];
 
 /// GLM-4's own names for its norms, and one matrix for gate and up.
-const GLM4: &[Named] = &[
+const GLM4: &[PartNames] = &[
     ("post_attention_norm", "post_self_attn_layernorm"),
     ("post_ffw_norm", "post_mlp_layernorm"),
     ("ffn_up", "mlp.gate_up_proj"),
@@ -271,16 +271,16 @@ impl Architecture {
     }
 
     /// Tensors outside layers.
-    fn outside(&self) -> impl Iterator<Item = &'static Named> + use<> {
-        let more: &[Named] = if self.name == GEMMA_4 { &GEMMA4_OUTSIDE } else { &[] };
+    fn outside(&self) -> impl Iterator<Item = &'static PartNames> + use<> {
+        let more: &[PartNames] = if self.name == GEMMA_4 { &GEMMA4_OUTSIDE } else { &[] };
         OUTSIDE.iter().chain(more)
     }
 
     /// Parts of a layer.
-    fn parts(&self) -> impl Iterator<Item = &'static Named> + use<'_> {
-        let mixture: &[Named] = if self.mixture { &MIXTURE } else { &[] };
+    fn parts(&self) -> impl Iterator<Item = &'static PartNames> + use<'_> {
+        let mixture: &[PartNames] = if self.mixture { &MIXTURE } else { &[] };
         // What it calls otherwise has no other name.
-        let others = |(ours, theirs): &&Named| !self.parts.iter().any(|(own, part)| own == ours || part == theirs);
+        let others = |(ours, theirs): &&PartNames| !self.parts.iter().any(|(own, part)| own == ours || part == theirs);
         self.parts.iter().chain(COMMON.iter().filter(others)).chain(mixture)
     }
 }

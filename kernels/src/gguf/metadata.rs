@@ -28,14 +28,14 @@ pub enum MetadataValue<'a> {
 /// A list that stays in the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Array<'a> {
-    kind: Kind,
+    kind: ValueType,
     len: u64,
     bytes: &'a [u8],
 }
 
 /// Kinds of values, all but lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ValueType {
     U8,
     I8,
     U16,
@@ -53,7 +53,7 @@ enum Kind {
 /// The number that stands for a list.
 const ARRAY: u32 = 9;
 
-impl Kind {
+impl ValueType {
     fn of(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::U8,
@@ -142,7 +142,7 @@ pub(super) fn read<'a>(reader: &mut Reader<'a>, entries: u64) -> Result<Metadata
 }
 
 fn value<'a>(reader: &mut Reader<'a>, key: &str) -> Result<MetadataValue<'a>, GgufError> {
-    let kind = |number| Kind::of(number).ok_or_else(|| GgufError::ValueType { key: key.to_owned(), kind: number });
+    let kind = |number| ValueType::of(number).ok_or_else(|| GgufError::ValueType { key: key.to_owned(), kind: number });
     match reader.u32()? {
         ARRAY => {
             let (kind, len) = (kind(reader.u32()?)?, reader.u64()?);
@@ -152,7 +152,7 @@ fn value<'a>(reader: &mut Reader<'a>, key: &str) -> Result<MetadataValue<'a>, Gg
     }
 }
 
-fn array<'a>(reader: &mut Reader<'a>, kind: Kind, len: u64) -> Result<Array<'a>, GgufError> {
+fn array<'a>(reader: &mut Reader<'a>, kind: ValueType, len: u64) -> Result<Array<'a>, GgufError> {
     let bytes = match kind.bytes() {
         Some(one) => {
             let short = GgufError::CutShort { at: reader.at() as u64, needed: u64::MAX, len: reader.len() as u64 };

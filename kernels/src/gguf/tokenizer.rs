@@ -1,18 +1,18 @@
 //! tokenizer.json and what belongs to it, from `tokenizer.ggml.*`: gateways know only the files of Hugging Face.
 
 mod bpe;
-mod json;
 mod pieces;
 pub(super) mod special;
 mod split;
+mod tokenizer_json;
 pub(super) mod vocabulary;
 
 use super::{GgufError, Metadata};
-use json::{AddedToken, PostProcessor, Tokenizer};
 use serde::Serialize;
 use special::Special;
 use std::collections::BTreeMap;
-use vocabulary::{Kind, Vocabulary};
+use tokenizer_json::{AddedToken, PostProcessor, Tokenizer};
+use vocabulary::{TokenType, Vocabulary};
 
 /// `tokenizer_config.json`.
 #[derive(Serialize)]
@@ -90,10 +90,10 @@ fn added<'v>(metadata: &Metadata<'_>, vocabulary: &'v Vocabulary<'v>) -> Result<
     // Phi 3 swallows the space after its special tokens; files do not say so, llama.cpp goes by the name too.
     let phi3 = name.contains("phi-3") || name.contains("phi3");
     let strips = |text: &str| phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>");
-    let add = |(id, (text, kind)): (u32, (&'v str, Kind))| match kind {
-        Kind::Control | Kind::Unknown => Some(AddedToken::new(id, text, true, strips(text))),
-        Kind::UserDefined => Some(AddedToken::new(id, text, false, strips(text))),
-        Kind::Normal | Kind::Unused | Kind::Byte => None,
+    let add = |(id, (text, kind)): (u32, (&'v str, TokenType))| match kind {
+        TokenType::Control | TokenType::Unknown => Some(AddedToken::new(id, text, true, strips(text))),
+        TokenType::UserDefined => Some(AddedToken::new(id, text, false, strips(text))),
+        TokenType::Normal | TokenType::Unused | TokenType::Byte => None,
     };
     Ok((0..).zip(vocabulary.iter()).filter_map(add).collect())
 }

@@ -25,14 +25,14 @@ use tsnode_protocol::Token;
 /// One layer of a family.
 pub(super) trait DecoderLayer: Send {
     /// Runs over the rows of `hidden`, in place.
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch);
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch);
 
     /// The layer as data.
     fn outline(&self) -> LayerOutline<'_>;
 }
 
 /// A batch at one layer of the stage.
-pub(super) struct Step<'a, 'b> {
+pub(super) struct LayerStep<'a, 'b> {
     pub cpu: &'a Cpu,
     /// Rows of the batch.
     pub rows: usize,
@@ -207,7 +207,7 @@ impl<L: DecoderLayer> ModelStage for DecoderStage<L> {
         }
         let rows = hidden.len() / self.config.hidden;
         for (index, layer) in self.layers.iter().enumerate() {
-            layer.forward(&mut Step { cpu, rows, layer: index, attend }, hidden, s);
+            layer.forward(&mut LayerStep { cpu, rows, layer: index, attend }, hidden, s);
         }
     }
 

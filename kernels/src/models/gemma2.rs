@@ -4,8 +4,8 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
-        parts::{Attention, Gated, Part, RmsNorm},
+        self, LayerStep, Scratch,
+        parts::{Attention, GatedMlp, Part, RmsNorm},
     },
     outline::{LayerOutline, MixerOutline, MlpOutline},
 };
@@ -45,7 +45,7 @@ pub(super) fn common(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelC
 }
 
 fn layer(part: &Part<'_>) -> Result<Gemma2Layer, WeightsError> {
-    Gemma2Layer::of(part, Attention::load(part)?, Gated::load(part)?, NORMS)
+    Gemma2Layer::of(part, Attention::load(part)?, GatedMlp::load(part)?, NORMS)
 }
 
 /// Norms of a layer, in the order rows pass them.
@@ -58,7 +58,7 @@ pub(super) struct Gemma2Layer {
     attention: Attention,
     attention_post_norm: RmsNorm,
     mlp_norm: RmsNorm,
-    mlp: Gated,
+    mlp: GatedMlp,
     mlp_post_norm: RmsNorm,
 }
 
@@ -67,7 +67,7 @@ impl Gemma2Layer {
     pub(super) fn of(
         part: &Part<'_>,
         attention: Attention,
-        mlp: Gated,
+        mlp: GatedMlp,
         norms: [&str; 4],
     ) -> Result<Self, WeightsError> {
         let [attention_norm, attention_post_norm, mlp_norm, mlp_post_norm] = norms.map(|name| part.norm(name));
@@ -83,7 +83,7 @@ impl Gemma2Layer {
 }
 
 impl decoder::DecoderLayer for Gemma2Layer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);
         self.attention_post_norm.forward(step.cpu, &s.out, &mut s.normed);

@@ -5,7 +5,7 @@ use super::{
     Family,
     decoder::{
         self,
-        parts::{Attention, Gated, Part},
+        parts::{Attention, GatedMlp, Part},
     },
     gemma2::{self, Gemma2Layer},
 };
@@ -55,5 +55,5 @@ fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
 }
 
 fn layer(part: &Part<'_>) -> Result<Gemma2Layer, WeightsError> {
-    Gemma2Layer::of(part, Attention::load(part)?.with_head_norms(part)?, Gated::load(part)?, gemma2::NORMS)
+    Gemma2Layer::of(part, Attention::load(part)?.with_head_norms(part)?, GatedMlp::load(part)?, gemma2::NORMS)
 }

@@ -5,9 +5,9 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
+        self, LayerStep, Scratch,
         experts::MoeBlock,
-        parts::{Attention, Gated, GatedInput, Part, RmsNorm, SharedAttention},
+        parts::{Attention, GatedInput, GatedMlp, Part, RmsNorm, SharedAttention},
     },
     gemma2::NORMS,
     outline::{AttentionOutline, BesideOutline, ExpertsOutline, LayerOutline, MixerOutline, MlpOutline},
@@ -134,7 +134,7 @@ fn layer(part: &Part<'_>) -> Result<Gemma4Layer, WeightsError> {
         },
         attention_post_norm: attention_post_norm?,
         mlp_norm: mlp_norm?,
-        mlp: Gated::load_at(part, "mlp", part.intermediate())?,
+        mlp: GatedMlp::load_at(part, "mlp", part.intermediate())?,
         beside: part.mixture().map(|mixture| Gemma4Mixture::load(part, mixture)).transpose()?,
         mlp_post_norm: mlp_post_norm?,
         input: part.layer_inputs().map(|inputs| GatedInput::load(part, inputs)).transpose()?,
@@ -147,7 +147,7 @@ struct Gemma4Layer {
     attention: Looking,
     attention_post_norm: RmsNorm,
     mlp_norm: RmsNorm,
-    mlp: Gated,
+    mlp: GatedMlp,
     beside: Option<Gemma4Mixture>,
     mlp_post_norm: RmsNorm,
     input: Option<GatedInput>,
@@ -162,7 +162,7 @@ enum Looking {
 }
 
 impl Looking {
-    fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, s: &mut Scratch) {
         match self {
             Self::Own(attention) => attention.forward(step, s),
             Self::Shared(attention) => attention.forward(step, s),
@@ -200,7 +200,7 @@ impl Gemma4Mixture {
     }
 
     /// As data, with the MLP that it stands beside.
-    fn outline<'a>(&'a self, mlp: &'a Gated) -> ExpertsOutline<'a> {
+    fn outline<'a>(&'a self, mlp: &'a GatedMlp) -> ExpertsOutline<'a> {
         let beside = BesideOutline {
             mlp: mlp.outline(),
             router_norm: self.router_norm.outline(),
@@ -212,7 +212,7 @@ impl Gemma4Mixture {
     }
 
     /// Adds to what the MLP made of `hidden` what experts make of it; both are normed.
-    fn forward(&self, step: &Step<'_, '_>, hidden: &[f32], s: &mut Scratch) {
+    fn forward(&self, step: &LayerStep<'_, '_>, hidden: &[f32], s: &mut Scratch) {
         self.mlp_post_norm.forward(step.cpu, &s.out, &mut s.beside);
         self.router_norm.forward(step.cpu, hidden, &mut s.routed);
         self.norm.forward(step.cpu, hidden, &mut s.normed);
@@ -224,7 +224,7 @@ impl Gemma4Mixture {
 }
 
 impl decoder::DecoderLayer for Gemma4Layer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);
         self.attention_post_norm.forward(step.cpu, &s.out, &mut s.normed);

@@ -5,7 +5,7 @@ use super::{
     Family,
     decoder::{
         self,
-        parts::{Attention, Gated, Part},
+        parts::{Attention, GatedMlp, Part},
     },
     llama::LlamaLayer,
 };
@@ -40,5 +40,5 @@ pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), Mod
 }
 
 fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
-    LlamaLayer::of(part, Attention::load(part)?, Gated::load_fused(part)?)
+    LlamaLayer::of(part, Attention::load(part)?, GatedMlp::load_fused(part)?)
 }

@@ -4,7 +4,7 @@ use super::{
     Family,
     decoder::{
         self,
-        parts::{Attention, Gated, Part},
+        parts::{Attention, GatedMlp, Part},
     },
     gemma2::Gemma2Layer,
     glm,
@@ -25,5 +25,5 @@ const NORMS: [&str; 4] =
     ["input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"];
 
 fn layer(part: &Part<'_>) -> Result<Gemma2Layer, WeightsError> {
-    Gemma2Layer::of(part, Attention::load(part)?, Gated::load_fused(part)?, NORMS)
+    Gemma2Layer::of(part, Attention::load(part)?, GatedMlp::load_fused(part)?, NORMS)
 }

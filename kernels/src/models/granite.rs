@@ -7,7 +7,7 @@ use super::{
     Family,
     decoder::{
         self,
-        parts::{Attention, Gated, Part},
+        parts::{Attention, GatedMlp, Part},
     },
     llama::LlamaLayer,
 };
@@ -41,5 +41,5 @@ pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), Mod
 }
 
 fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
-    LlamaLayer::of(part, Attention::load(part)?, Gated::load(part)?)
+    LlamaLayer::of(part, Attention::load(part)?, GatedMlp::load(part)?)
 }

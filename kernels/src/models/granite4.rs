@@ -5,7 +5,7 @@ use super::{
     Family,
     decoder::{
         self,
-        parts::{Attention, Gated, Part},
+        parts::{Attention, GatedMlp, Part},
     },
     granite,
     llama::LlamaLayer,
@@ -72,6 +72,6 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
 const WIDEST: usize = 1 << 22;
 
 fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
-    let mlp = Gated::load_fused_as(part, ["shared_mlp.input_linear", "shared_mlp.output_linear"])?;
+    let mlp = GatedMlp::load_fused_as(part, ["shared_mlp.input_linear", "shared_mlp.output_linear"])?;
     LlamaLayer::of(part, Attention::load(part)?, mlp)
 }

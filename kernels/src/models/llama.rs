@@ -3,9 +3,9 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
+        self, LayerStep, Scratch,
         experts::Mlp,
-        parts::{Attention, Gated, Part, RmsNorm},
+        parts::{Attention, GatedMlp, Part, RmsNorm},
     },
     outline::{LayerOutline, MixerOutline},
 };
@@ -32,7 +32,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
 }
 
 fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
-    LlamaLayer::of(part, Attention::load(part)?, Gated::load(part)?)
+    LlamaLayer::of(part, Attention::load(part)?, GatedMlp::load(part)?)
 }
 
 /// A layer as Mistral, Qwen and Phi have it too, with other parts.
@@ -53,7 +53,7 @@ impl LlamaLayer {
 }
 
 impl decoder::DecoderLayer for LlamaLayer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);
         self.mlp_norm.forward_added(step.cpu, hidden, &s.out, &mut s.normed);

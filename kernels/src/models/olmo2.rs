@@ -4,8 +4,8 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
-        parts::{Attention, Gated, Part, RmsNorm},
+        self, LayerStep, Scratch,
+        parts::{Attention, GatedMlp, Part, RmsNorm},
     },
     outline::{LayerOutline, MixerOutline, MlpOutline, ROW_NORMS_TOGETHER},
 };
@@ -36,7 +36,7 @@ pub(super) fn layer(part: &Part<'_>) -> Result<Olmo2Layer, WeightsError> {
     Ok(Olmo2Layer {
         attention: Attention::load(part)?.with_row_norms(part)?,
         attention_post_norm: part.norm("post_attention_layernorm")?,
-        mlp: Gated::load(part)?,
+        mlp: GatedMlp::load(part)?,
         mlp_post_norm: part.norm("post_feedforward_layernorm")?,
     })
 }
@@ -44,12 +44,12 @@ pub(super) fn layer(part: &Part<'_>) -> Result<Olmo2Layer, WeightsError> {
 pub(super) struct Olmo2Layer {
     attention: Attention,
     attention_post_norm: RmsNorm,
-    mlp: Gated,
+    mlp: GatedMlp,
     mlp_post_norm: RmsNorm,
 }
 
 impl decoder::DecoderLayer for Olmo2Layer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         as_they_are(hidden, s);
         self.attention.forward(step, s);
         self.attention_post_norm.forward(step.cpu, &s.out, &mut s.normed);

@@ -5,7 +5,7 @@ use super::{
     Family,
     decoder::{
         self,
-        parts::{Attention, Gated, Part},
+        parts::{Attention, GatedMlp, Part},
     },
     llama::LlamaLayer,
 };
@@ -31,5 +31,5 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
 }
 
 fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
-    LlamaLayer::of(part, Attention::load_fused(part)?, Gated::load_fused(part)?)
+    LlamaLayer::of(part, Attention::load_fused(part)?, GatedMlp::load_fused(part)?)
 }

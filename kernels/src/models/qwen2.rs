@@ -4,7 +4,7 @@ use super::{
     Family,
     decoder::{
         self,
-        parts::{Attention, Gated, Part},
+        parts::{Attention, GatedMlp, Part},
     },
     llama::LlamaLayer,
 };
@@ -42,5 +42,5 @@ pub(super) fn windows(layers: usize, keys: &Keys) -> Result<Vec<Option<usize>>, 
 }
 
 fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
-    LlamaLayer::of(part, Attention::load(part)?, Gated::load(part)?)
+    LlamaLayer::of(part, Attention::load(part)?, GatedMlp::load(part)?)
 }

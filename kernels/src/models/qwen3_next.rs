@@ -4,7 +4,7 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
+        self, LayerStep, Scratch,
         experts::Mlp,
         parts::{Attention, GatedDelta, Part, RmsNorm},
     },
@@ -118,12 +118,12 @@ enum Mixer {
 }
 
 impl Mixer {
-    fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, s: &mut Scratch) {
         match self {
             Self::Delta(delta) => delta.forward(step, s),
             Self::Attention(attention, place) => {
-                let Step { cpu, rows, .. } = *step;
-                attention.forward(&mut Step { cpu, rows, layer: *place, attend: &mut *step.attend }, s);
+                let LayerStep { cpu, rows, .. } = *step;
+                attention.forward(&mut LayerStep { cpu, rows, layer: *place, attend: &mut *step.attend }, s);
             }
         }
     }
@@ -137,7 +137,7 @@ impl Mixer {
 }
 
 impl decoder::DecoderLayer for HybridLayer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.mixer_norm.forward(step.cpu, hidden, &mut s.normed);
         self.mixer.forward(step, s);
         self.mlp_norm.forward_added(step.cpu, hidden, &s.out, &mut s.normed);

@@ -79,7 +79,7 @@ pub struct Tensor {
     pub(super) stored: Stored,
     pub(super) rows: usize,
     pub(super) cols: usize,
-    pub(super) apart: Option<Apart>,
+    pub(super) apart: Option<SeparateScales>,
     /// Of a matrix that several tensors stand for.
     pub(super) coded: Option<Coded>,
     /// Whether rows are multiplied by it as they are, in single precision.
@@ -88,7 +88,7 @@ pub struct Tensor {
 
 /// Powers of two of a matrix in MXFP4 that lie in a tensor of their own, and how many rows lie from one to the next of it.
 #[derive(Clone)]
-pub(super) struct Apart {
+pub(super) struct SeparateScales {
     pub entry: Arc<Entry>,
     /// Row of the first.
     pub first: usize,
@@ -114,7 +114,7 @@ impl Tensor {
             return coded.view(self.rows);
         }
         let bytes = &self.entry.storage.bytes()[self.range.clone()];
-        if let Some(Apart { entry, first, every }) = &self.apart {
+        if let Some(SeparateScales { entry, first, every }) = &self.apart {
             let powers = &entry.storage.bytes()[entry.range.clone()];
             return TensorData::Quantised(Blocks::apart(bytes, powers, (*first, *every), self.rows, self.cols));
         }
@@ -142,7 +142,7 @@ impl Tensor {
             return Self { entry, range: self.range.clone(), rows: rows.len(), apart: None, coded, ..*self };
         }
         if let Some(apart) = &self.apart {
-            let apart = Some(Apart { first: apart.first + rows.start * apart.every, ..apart.clone() });
+            let apart = Some(SeparateScales { first: apart.first + rows.start * apart.every, ..apart.clone() });
             return Self { entry, range: self.range.clone(), rows: rows.len(), apart, coded, ..*self };
         }
         let row = self.range.len() / self.rows.max(1);
@@ -199,7 +199,7 @@ impl Tensor {
 
     /// Looks at every number of the whole tensor, the first time it is asked to. Costs what reading it does.
     pub(crate) fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
-        if let Some(Apart { entry, .. }) = &self.apart {
+        if let Some(SeparateScales { entry, .. }) = &self.apart {
             return entry.check_powers();
         }
         if let Some(coded) = &self.coded {
@@ -215,7 +215,8 @@ impl Tensor {
             return Arc::ptr_eq(&self.entry, &other.entry) && ends;
         }
         if let (Some(a), Some(b)) = (&self.apart, &other.apart) {
-            let last = |apart: &Apart, tensor: &Self| apart.first + tensor.rows.saturating_sub(1) * apart.every;
+            let last =
+                |apart: &SeparateScales, tensor: &Self| apart.first + tensor.rows.saturating_sub(1) * apart.every;
             let apart = a.every == b.every && a.first % a.every != b.first % b.every;
             let ends = a.first <= last(b, other) && b.first <= last(a, self);
             return Arc::ptr_eq(&self.entry, &other.entry) && ends && !apart;

@@ -8,7 +8,7 @@ struct Line([f32; 16]);
 
 /// Numbers in single precision, kept from use to use.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Lines(Vec<Line>);
+pub(crate) struct Lines(Vec<Line>);
 
 impl Lines {
     /// Room for so many numbers; what is in it is left from before.

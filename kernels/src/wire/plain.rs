@@ -1,14 +1,19 @@
 //! The definition: ranges, codes and numbers, one after the other.
 
-use super::{Cell, Form, GROUP, Rows, Side};
+use super::{BlockRows, BlockShape, Cell, GROUP, Groups, Side};
 use crate::cpu::Dtype;
 use half::{bf16, f16};
 
-/// The least and the largest number of each group; those that are infinite or none have no say.
-pub(crate) fn low_high(form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
-    low.fill(f32::INFINITY);
-    high.fill(f32::NEG_INFINITY);
-    for (t, row) in rows.rows.iter().enumerate() {
+/// The least and the largest number of each group; those that are infinite or none have no say. Ranges of values reach to zero.
+pub(crate) fn low_high(form: BlockShape, rows: BlockRows<'_>, groups: &mut Groups) {
+    let Groups { low, high, .. } = groups;
+    let none = match form.side {
+        Side::Keys => (f32::INFINITY, f32::NEG_INFINITY),
+        Side::Values => (0.0, 0.0),
+    };
+    low.fill(none.0);
+    high.fill(none.1);
+    for (t, row) in rows.as_slice().iter().enumerate() {
         for c in 0..form.dim {
             let (x, group) = (rows.dtype.get(row, c), group(form, t, c));
             if x.is_finite() {
@@ -24,7 +29,7 @@ pub(crate) fn low_high(form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [
     }
 }
 
-fn group(form: Form, token: usize, channel: usize) -> usize {
+fn group(form: BlockShape, token: usize, channel: usize) -> usize {
     match form.side {
         Side::Keys => channel,
         Side::Values => token * form.dim.div_ceil(GROUP) + channel / GROUP,
@@ -32,20 +37,13 @@ fn group(form: Form, token: usize, channel: usize) -> usize {
 }
 
 /// Codes of all rows.
-pub(crate) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
-    encode_from(0, form, rows, inverse, zero, codes);
-}
-
-/// Codes of the rows from `first` on, which is even.
-pub(crate) fn encode_from(first: usize, form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
-    let code = |t: usize, c: usize| {
-        let group = group(form, t, c);
-        nearest(rows.dtype.get(rows.rows[t], c).mul_add(inverse[group], -zero[group]))
-    };
+pub(crate) fn encode(form: BlockShape, rows: BlockRows<'_>, groups: &Groups, codes: &mut [u8]) {
+    let (dtype, rows) = (rows.dtype, rows.as_slice());
+    let code = |t, c| code(form, rows[t], dtype, (t, c), groups);
     let dim = form.dim;
     match form.cell() {
         Cell::Byte => {
-            for t in first..form.tokens {
+            for t in 0..form.tokens {
                 for (c, out) in codes[t * dim..][..dim].iter_mut().enumerate() {
                     *out = code(t, c).clamp(-127, 127) as u8;
                 }
@@ -53,19 +51,30 @@ pub(crate) fn encode_from(first: usize, form: Form, rows: Rows<'_>, inverse: &[f
         }
         Cell::Half => {
             let four = |t, c| code(t, c).clamp(0, 15) as u8;
-            for t in (first..form.tokens - form.tokens % 2).step_by(2) {
+            for t in (0..form.tokens - form.tokens % 2).step_by(2) {
                 for (c, out) in codes[t / 2 * dim..][..dim].iter_mut().enumerate() {
                     *out = four(t, c) | four(t + 1, c) << 4;
                 }
             }
             if form.tokens % 2 == 1 {
-                let (t, half) = (form.tokens - 1, dim.div_ceil(2));
-                for (c, out) in codes[t / 2 * dim..].iter_mut().enumerate() {
-                    *out = four(t, c) | if half + c < dim { four(t, half + c) << 4 } else { 0 };
-                }
+                encode_alone(form, rows[form.tokens - 1], dtype, groups, codes);
             }
         }
     }
+}
+
+/// Codes of four bits of a last row that has no partner.
+pub(crate) fn encode_alone(form: BlockShape, row: &[u8], dtype: Dtype, groups: &Groups, codes: &mut [u8]) {
+    let (t, half) = (form.tokens - 1, form.dim.div_ceil(2));
+    let four = |c| code(form, row, dtype, (t, c), groups).clamp(0, 15) as u8;
+    for (c, out) in codes[t / 2 * form.dim..].iter_mut().enumerate() {
+        *out = four(c) | if half + c < form.dim { four(half + c) << 4 } else { 0 };
+    }
+}
+
+fn code(form: BlockShape, row: &[u8], dtype: Dtype, (t, c): (usize, usize), groups: &Groups) -> i32 {
+    let group = group(form, t, c);
+    nearest(dtype.get(row, c).mul_add(groups.factor[group], -groups.offset[group]))
 }
 
 /// The nearest whole number, the even one of two. What has none in 32 bits becomes the least, as vector units have it.
@@ -75,13 +84,13 @@ fn nearest(x: f32) -> i32 {
 }
 
 /// The numbers of rows from the `first` on, as many as `out` has room for, from the steps and shifts of all groups.
-pub(crate) fn decode(form: Form, codes: &[u8], first: usize, scales: (&[f32], &[f32]), dtype: Dtype, out: &mut [u8]) {
+pub(crate) fn decode(form: BlockShape, codes: &[u8], first: usize, groups: &Groups, dtype: Dtype, out: &mut [u8]) {
     for (n, out) in out.chunks_exact_mut(form.dim * dtype.bytes()).enumerate() {
-        decode_row(form, codes, first + n, scales, dtype, out);
+        decode_row(form, codes, first + n, groups, dtype, out);
     }
 }
 
-fn decode_row(form: Form, codes: &[u8], row: usize, (step, shift): (&[f32], &[f32]), dtype: Dtype, out: &mut [u8]) {
+fn decode_row(form: BlockShape, codes: &[u8], row: usize, groups: &Groups, dtype: Dtype, out: &mut [u8]) {
     let dim = form.dim;
     let half = dim.div_ceil(2);
     let code = |c: usize| match form.cell() {
@@ -92,7 +101,7 @@ fn decode_row(form: Form, codes: &[u8], row: usize, (step, shift): (&[f32], &[f3
     };
     for (c, out) in out.chunks_exact_mut(dtype.bytes()).enumerate() {
         let group = group(form, row, c);
-        store(code(c).mul_add(step[group], shift[group]), dtype, out);
+        store(code(c).mul_add(groups.factor[group], groups.offset[group]), dtype, out);
     }
 }
 

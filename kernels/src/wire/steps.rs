@@ -7,13 +7,15 @@
 //! (docs/design/decisions/four-bits.md). For the same reason the ends of a channel of keys lie near codes: its step is the nearest one, not the
 //! next larger, and its zero counts sixteenths of a step.
 
-use super::{CodeBits, Form, Side};
+use super::{BlockShape, CodeBits, Groups, Side};
 
 /// Mantissa bits of a single-precision number that a step does not have.
 const CUT: u32 = 18;
 /// Steps from 2^-60 to 2^60: what is smaller is zero beside anything that attention mixes, and nothing overflows.
-const LEAST: i32 = (127 - 60) << 5;
+pub(crate) const LEAST: i32 = (127 - 60) << 5;
 const MOST: i32 = (127 + 60) << 5;
+/// The furthest that a step of keys or of eight bits lies below the base.
+pub(crate) const BELOW: i32 = 255;
 /// Largest spread of the scales of values: with it the smallest of 16 is 2^-60 of the largest.
 const SPREAD: i32 = 128;
 /// Parts of a step that a zero of keys counts.
@@ -37,84 +39,124 @@ fn step(name: i32) -> f32 {
     f32::from_bits((name.clamp(LEAST, MOST) as u32) << CUT)
 }
 
-/// Chooses steps and zeros for groups of these ranges, and writes them down. `inverse` and `zero` are what rows are
-/// encoded with: a number's code is `x · inverse - zero`, rounded.
+/// Chooses steps and zeros for groups of known ranges, and writes them down; what rows are encoded with follows.
 #[inline(always)]
-pub(crate) fn choose(form: Form, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
+pub(crate) fn choose(form: BlockShape, groups: &mut Groups, head: &mut [u8]) {
     match (form.bits, form.side) {
-        (CodeBits::Three, Side::Keys) => keys(7.0, low, high, head, inverse, zero),
-        (CodeBits::Three, Side::Values) => values(7.0, low, high, head, inverse, zero),
-        (CodeBits::Four, Side::Keys) => keys(15.0, low, high, head, inverse, zero),
-        (CodeBits::Four, Side::Values) => values(15.0, low, high, head, inverse, zero),
-        (CodeBits::Eight, _) => eight(low, high, head, inverse, zero),
+        (CodeBits::Eight, _) => eight(groups, head),
+        (_, Side::Keys) => keys(form.most(), groups, head),
+        (_, Side::Values) => values(form.most(), groups, head),
     }
 }
 
 /// Codes are 0 to `most`.
 #[inline(always)]
-fn keys(most: f32, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
+fn keys(most: f32, groups: &mut Groups, head: &mut [u8]) {
+    let Groups { low, high, needed, factor, offset } = groups;
+    needed_by_keys(most, low, high, needed);
+    let base = needed.iter().fold(LEAST, |base, needed| base.max(*needed));
+    scale_keys(most, (low, high), (needed, base - BELOW), factor, offset);
+    write_keys(base, needed, offset, head);
+}
+
+/// Steps that channels of keys need.
+#[inline(always)]
+pub(crate) fn needed_by_keys(most: f32, low: &[f32], high: &[f32], needed: &mut [i32]) {
     // A channel far from zero needs a step that a zero of at most 128 steps reaches it with, be it the next smaller one.
-    let needed = |low: f32, high: f32| step_near(((high - low) * (1.0 / most)).max((-low).max(high) * (1.0 / 126.0)));
-    let base = low.iter().zip(high).fold(LEAST, |base, (low, high)| base.max(needed(*low, *high)));
+    for ((needed, low), high) in needed.iter_mut().zip(low).zip(high) {
+        *needed = step_near(((high - low) * (1.0 / most)).max((-low).max(*high) * (1.0 / 126.0)));
+    }
+}
+
+/// What channels of keys are encoded with by the steps that they need, or the `least` there may be.
+#[inline(always)]
+pub(crate) fn scale_keys(
+    most: f32,
+    (low, high): (&[f32], &[f32]),
+    (needed, least): (&[i32], i32),
+    inverse: &mut [f32],
+    zero: &mut [f32],
+) {
+    let scales = inverse.iter_mut().zip(zero).zip(needed);
+    for (((inverse, zero), needed), (low, high)) in scales.zip(low.iter().zip(high)) {
+        *inverse = 1.0 / step((*needed).max(least));
+        let parts = ((low + high) * 0.5).mul_add(*inverse * PARTS, -0.5 * most * PARTS).round_ties_even();
+        *zero = parts.clamp(-128.0 * PARTS, 128.0 * PARTS - 1.0) * (1.0 / PARTS);
+    }
+}
+
+/// Writes down the steps and the zeros of keys. No step is more than [`BELOW`] below the base.
+#[inline(always)]
+pub(crate) fn write_keys(base: i32, needed: &[i32], zero: &[f32], head: &mut [u8]) {
     let (first, rest) = head.split_at_mut(2);
     first.copy_from_slice(&(base as u16).to_le_bytes());
-    let (scales, rest) = rest.split_at_mut(low.len());
-    let (lower, upper) = rest.split_at_mut(low.len());
-    upper.fill(0);
-    for i in 0..low.len() {
-        let below = (base - needed(low[i], high[i])).min(255);
-        inverse[i] = 1.0 / step(base - below);
-        let parts = ((low[i] + high[i]) * 0.5).mul_add(inverse[i] * PARTS, -0.5 * most * PARTS).round_ties_even();
-        let parts = parts.clamp(-128.0 * PARTS, 128.0 * PARTS - 1.0);
-        zero[i] = parts * (1.0 / PARTS);
-        scales[i] = below as u8;
-        lower[i] = parts as i16 as u8;
+    let (scales, rest) = rest.split_at_mut(needed.len());
+    let (lower, upper) = rest.split_at_mut(needed.len());
+    for (scale, needed) in scales.iter_mut().zip(needed) {
+        *scale = base.wrapping_sub(*needed).min(BELOW) as u8;
+    }
+    let parts = |zero: &f32| whole(zero * PARTS);
+    for (lower, zero) in lower.iter_mut().zip(zero) {
+        *lower = parts(zero) as u8;
     }
     // Two channels share a byte as they do in a last token's codes.
-    let half = upper.len();
-    for (i, zero) in zero.iter().enumerate() {
-        let bits = ((*zero * PARTS) as i16 >> 8) as u8;
-        upper[if i < half { i } else { i - half }] |= if i < half { bits & 15 } else { bits << 4 };
+    let (firsts, seconds) = zero.split_at(upper.len());
+    for (upper, zero) in upper.iter_mut().zip(firsts) {
+        *upper = (parts(zero) >> 8) as u8 & 15;
+    }
+    for (upper, zero) in upper.iter_mut().zip(seconds) {
+        *upper |= ((parts(zero) >> 8) as u8) << 4;
     }
 }
 
 /// Codes are 0 to `most`.
 #[inline(always)]
-fn values(most: f32, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
-    // Ranges include zero: then a zero takes four bits.
-    let range = |i: usize| high[i].max(0.0) - low[i].min(0.0);
-    let needed = |i: usize| step_for(range(i) * (1.0 / most));
+fn values(most: f32, groups: &mut Groups, head: &mut [u8]) {
+    let Groups { low, high, needed, factor, offset } = groups;
     let (mut base, mut least) = (LEAST, MOST);
-    for i in 0..low.len() {
-        base = base.max(needed(i));
+    for ((needed, low), high) in needed.iter_mut().zip(&*low).zip(&*high) {
+        *needed = step_for((high - low) * (1.0 / most));
+        base = base.max(*needed);
         // All zeros fit any step.
-        least = least.min(if range(i) > 0.0 { needed(i) } else { MOST });
+        least = least.min(if high > low { *needed } else { MOST });
     }
     let spread = ((base - least + 14) / 15).clamp(1, SPREAD);
     // Division by the spread as a multiplication: exact for all that 15 spreads are, as SPREAD² · 15 < 2^18.
     let part = (1 << 18) / spread + 1;
     head[..2].copy_from_slice(&(base as u16).to_le_bytes());
     head[2] = spread as u8;
-    for i in 0..low.len() {
-        let below = (((base - needed(i)).min(15 * SPREAD) * part) >> 18).min(15);
-        inverse[i] = 1.0 / step(base - below * spread);
-        zero[i] = centred(most, low[i].min(0.0), high[i].max(0.0), inverse[i]).clamp(-most, 0.0);
-        head[3 + i] = below as u8 | ((-zero[i]) as u8 * 16);
+    let scales = factor.iter_mut().zip(offset).zip(&mut head[3..]);
+    for (((inverse, zero), head), ((needed, low), high)) in scales.zip(needed.iter().zip(&*low).zip(&*high)) {
+        let below = (base.wrapping_sub(*needed).min(15 * SPREAD).wrapping_mul(part) >> 18).min(15);
+        *inverse = 1.0 / step(base.wrapping_sub(below.wrapping_mul(spread)));
+        *zero = centred(most, *low, *high, *inverse).clamp(-most, 0.0);
+        *head = (below | whole(-*zero) << 4) as u8;
     }
 }
 
 #[inline(always)]
-fn eight(low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
-    let needed = |low: f32, high: f32| step_for((-low).max(high).max(0.0) * (1.0 / 127.0));
-    let base = low.iter().zip(high).fold(LEAST, |base, (low, high)| base.max(needed(*low, *high)));
+fn eight(groups: &mut Groups, head: &mut [u8]) {
+    let Groups { low, high, needed, factor, offset } = groups;
+    let mut base = LEAST;
+    for ((needed, low), high) in needed.iter_mut().zip(&*low).zip(&*high) {
+        *needed = step_for((-low).max(*high).max(0.0) * (1.0 / 127.0));
+        base = base.max(*needed);
+    }
     let (first, scales) = head.split_at_mut(2);
     first.copy_from_slice(&(base as u16).to_le_bytes());
-    for i in 0..low.len() {
-        let below = (base - needed(low[i], high[i])).min(255);
-        inverse[i] = 1.0 / step(base - below);
-        zero[i] = 0.0;
-        scales[i] = below as u8;
+    for ((inverse, scale), needed) in factor.iter_mut().zip(scales).zip(&*needed) {
+        let below = base.wrapping_sub(*needed).min(BELOW);
+        *inverse = 1.0 / step(base.wrapping_sub(below));
+        *scale = below as u8;
     }
+    offset.fill(0.0);
+}
+
+/// A whole number of at most 22 bits, as one. The numbers from 2^23 to 2^24 are a step of one apart, and what is added keeps sums there.
+#[inline(always)]
+fn whole(x: f32) -> i32 {
+    const MIDDLE: f32 = 1.5 * (1 << 23) as f32;
+    (x + MIDDLE).to_bits().wrapping_sub(MIDDLE.to_bits()) as i32
 }
 
 /// The zero that puts codes of 0 to `most` evenly over a range, so that both ends are at most half a step from one.
@@ -123,36 +165,42 @@ fn centred(most: f32, low: f32, high: f32, inverse: f32) -> f32 {
     ((low + high) * 0.5).mul_add(inverse, -0.5 * most).round_ties_even()
 }
 
-/// Reads what [`choose`] wrote: a number is `code · step + shift`.
-pub(crate) fn read(form: Form, head: &[u8], steps: &mut [f32], shifts: &mut [f32]) {
+/// Reads what [`choose`] wrote: a number is `code · factor + offset`.
+#[inline(always)]
+pub(crate) fn read(form: BlockShape, head: &[u8], groups: &mut Groups) {
     let base = i32::from(u16::from_le_bytes([head[0], head[1]]));
-    let groups = steps.iter_mut().zip(shifts).enumerate();
+    let (steps, shifts) = (&mut groups.factor, &mut groups.offset);
     match (form.bits, form.side) {
-        (CodeBits::Three | CodeBits::Four, Side::Keys) => {
-            let (scales, zeros) = head[2..].split_at(form.dim);
-            let (lower, upper) = zeros.split_at(form.dim);
-            let half = upper.len();
-            for (i, (s, shift)) in groups {
-                *s = step(base - i32::from(scales[i]));
-                let bits = if i < half { upper[i] << 4 } else { upper[i - half] & 0xf0 };
-                // The sign is the upper bits' own.
-                let parts = i16::from_le_bytes([lower[i] << 4, bits | lower[i] >> 4]) >> 4;
-                *shift = f32::from(parts) * (*s * (1.0 / PARTS));
-            }
-        }
+        (CodeBits::Three | CodeBits::Four, Side::Keys) => read_keys(base, &head[2..], steps, shifts),
         (CodeBits::Three | CodeBits::Four, Side::Values) => {
             let spread = i32::from(head[2]);
-            for (i, (s, shift)) in groups {
-                *s = step(base - i32::from(head[3 + i] & 15) * spread);
-                *shift = -f32::from(head[3 + i] >> 4) * *s;
+            for ((s, shift), head) in steps.iter_mut().zip(shifts).zip(&head[3..]) {
+                *s = step(base.wrapping_sub(i32::from(head & 15).wrapping_mul(spread)));
+                *shift = -f32::from(head >> 4) * *s;
             }
         }
         (CodeBits::Eight, _) => {
-            for (i, (s, shift)) in groups {
-                *s = step(base - i32::from(head[2 + i]));
-                *shift = 0.0;
+            for (s, below) in steps.iter_mut().zip(&head[2..]) {
+                *s = step(base.wrapping_sub(i32::from(*below)));
             }
+            shifts.fill(0.0);
         }
+    }
+}
+
+#[inline(always)]
+fn read_keys(base: i32, head: &[u8], steps: &mut [f32], shifts: &mut [f32]) {
+    let (scales, zeros) = head.split_at(steps.len());
+    let (lower, upper) = zeros.split_at(steps.len());
+    for (s, below) in steps.iter_mut().zip(scales) {
+        *s = step(base.wrapping_sub(i32::from(*below)));
+    }
+    let half = upper.len();
+    for (i, (shift, lower)) in shifts.iter_mut().zip(lower).enumerate() {
+        let bits = if i < half { upper[i] << 4 } else { upper[i - half] & 0xf0 };
+        // The sign is the upper bits' own.
+        let parts = i16::from_le_bytes([lower << 4, bits | lower >> 4]) >> 4;
+        *shift = f32::from(parts) * (steps[i] * (1.0 / PARTS));
     }
 }
 

@@ -1,6 +1,8 @@
 //! Tiles of pages: blocks of keys head by head, then blocks of values.
 
-use super::{BLOCK, CodeBits, CodecScratch, Form, KeyRotation, PayloadError, Rows, open, pack, tile_bytes};
+use super::{
+    BLOCK, BlockShape, CodeBits, CodecScratch, GatheredRows, KeyRotation, PayloadError, open, pack, tile_bytes,
+};
 use crate::{
     cpu::Simd,
     pages::{PagePool, SequenceKv, Side},
@@ -21,7 +23,7 @@ pub struct TileCodec<'a> {
 
 impl<'a> TileCodec<'a> {
     /// The turn that numbers of such a block are packed without.
-    pub(crate) fn turn_of(&self, form: Form) -> Option<&'a KeyRotation> {
+    pub(crate) fn turn_of(&self, form: BlockShape) -> Option<&'a KeyRotation> {
         self.turn.filter(|_| form.bits != CodeBits::Eight && form.side == Side::Keys)
     }
 }
@@ -53,6 +55,9 @@ impl Tile {
     }
 }
 
+/// A sequence's pages, to be read.
+pub(crate) type SourcePages<'a> = (&'a SequenceKv, &'a PagePool);
+
 /// A tile's keys or values of one head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Strip {
@@ -69,34 +74,15 @@ impl Strip {
         self.tokens.clone().step_by(BLOCK).map(move |start| start..end.min(start + BLOCK))
     }
 
-    /// Packs what lies in pages into the first bytes of `out`; the rest is for what follows.
-    pub fn export<'o>(
-        &self,
-        packing: TileCodec<'_>,
-        (kv, pool): (&SequenceKv, &PagePool),
-        scratch: &mut CodecScratch,
-        out: &'o mut [u8],
-    ) -> &'o mut [u8] {
-        let (layout, mut rest) = (kv.layout(), out);
-        for tokens in self.blocks() {
-            let Some(bits) = CodeBits::of(packing.codec, tokens.len()) else {
-                for run in kv.runs(pool, self.layer, self.side, self.head, tokens) {
-                    let (out, after) = rest.split_at_mut(run.len());
-                    out.copy_from_slice(run);
-                    rest = after;
-                }
-                continue;
-            };
-            let form = Form { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
-            let mut rows = [[].as_slice(); BLOCK];
+    /// Its blocks as they lie in pages, of a codec that packs.
+    fn gathered<'p>(self, codec: KvCodec, (kv, pool): SourcePages<'p>) -> impl Iterator<Item = GatheredRows<'p>> {
+        let layout = kv.layout();
+        self.blocks().filter_map(move |tokens| {
+            let bits = CodeBits::of(codec, tokens.len())?;
+            let form = BlockShape { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
             let runs = kv.runs(pool, self.layer, self.side, self.head, tokens);
-            let all = runs.flat_map(|run| run.chunks_exact(layout.row()));
-            rows.iter_mut().zip(all).for_each(|(slot, row)| *slot = row);
-            let (out, after) = rest.split_at_mut(form.bytes());
-            pack(packing, form, Rows { rows: &rows[..form.tokens], dtype: layout.stored() }, scratch, out);
-            rest = after;
-        }
-        rest
+            Some(GatheredRows::gather(form, layout.stored(), runs))
+        })
     }
 
     /// Unpacks the first bytes of `packed` into pages; the rest is for what follows.
@@ -117,7 +103,7 @@ impl Strip {
                 });
                 continue;
             };
-            let form = Form { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
+            let form = BlockShape { bits, side: self.side, tokens: tokens.len(), dim: layout.dim };
             let (block, after) = rest.split_at(form.bytes());
             rest = after;
             let mut block = open(packing, form, block, scratch);
@@ -141,8 +127,35 @@ pub fn export(
     payload: &mut Vec<u8>,
 ) {
     payload.resize(tile.bytes(packing.codec, kv), 0);
-    let all = payload.as_mut_slice();
-    tile.strips().fold(all, |rest, strip| strip.export(packing, (kv, pool), scratch, rest));
+    export_strips(packing, tile.strips().map(|strip| (strip, (kv, pool))), scratch, payload);
+}
+
+/// Packs strips one behind the other into `out`, which is as long as they are.
+pub(crate) fn export_strips<'p>(
+    packing: TileCodec<'_>,
+    strips: impl Iterator<Item = (Strip, SourcePages<'p>)>,
+    scratch: &mut CodecScratch,
+    out: &mut [u8],
+) {
+    let mut rest = out;
+    if packing.codec == KvCodec::Raw {
+        for (strip, (kv, pool)) in strips {
+            for run in kv.runs(pool, strip.layer, strip.side, strip.head, strip.tokens) {
+                let (out, after) = rest.split_at_mut(run.len());
+                out.copy_from_slice(run);
+                rest = after;
+            }
+        }
+        return;
+    }
+    let mut blocks = strips.flat_map(|(strip, pages)| strip.gathered(packing.codec, pages));
+    let mut now = blocks.next();
+    while let Some(block) = now {
+        let next = blocks.next();
+        let (out, after) = rest.split_at_mut(block.form().bytes());
+        pack(packing, &block, next.as_ref(), scratch, out);
+        (rest, now) = (after, next);
+    }
 }
 
 /// Unpacks a payload into pages.

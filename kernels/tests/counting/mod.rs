@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory in use, and the most there was.
-struct Counting;
+struct CountingAllocator;
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 static TIMES: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: every call goes to the system's allocator as it came; only numbers are counted beside it.
 #[expect(unsafe_code, reason = "the line below says why it is sound")]
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(now, Ordering::Relaxed);
@@ -30,7 +30,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Held by the test that allocates: memory is counted for the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -41,12 +41,12 @@ pub fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// Memory taken since it was made.
-pub struct Meter {
+pub struct MemoryMeter {
     before: usize,
     times: usize,
 }
 
-impl Meter {
+impl MemoryMeter {
     pub fn start() -> Self {
         let before = NOW.load(Ordering::Relaxed);
         MOST.store(before, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! A model of one layer and eight tokens, as small as what is to be changed should be.
 
-use crate::gguf_writer::{Form, convert};
+use crate::gguf_writer::{MatrixFormat, convert};
 use safetensors::{Dtype, tensor::TensorView};
 use std::collections::BTreeMap;
 use tempfile::TempDir;
@@ -42,13 +42,13 @@ const EXPERTS: [(&str, &[usize]); 3] = [
 ];
 
 /// Names and sizes of a model's tensors.
-type Sizes = BTreeMap<&'static str, &'static [usize]>;
+type TensorSizes = BTreeMap<&'static str, &'static [usize]>;
 
-fn dense() -> Sizes {
+fn dense() -> TensorSizes {
     TENSORS.into()
 }
 
-fn mixed() -> Sizes {
+fn mixed() -> TensorSizes {
     TENSORS.into_iter().filter(|(name, _)| !name.contains("mlp")).chain(EXPERTS).collect()
 }
 
@@ -59,7 +59,7 @@ fn mixed_config() -> String {
 }
 
 /// `model.safetensors`.
-fn weights(tensors: &Sizes, width: usize) -> Vec<u8> {
+fn weights(tensors: &TensorSizes, width: usize) -> Vec<u8> {
     let numbers = |len: usize| (0..len).flat_map(|i| half::f16::from_f32((i % 13) as f32 / 16.0 - 0.3).to_le_bytes());
     let sized = |shape: &[usize]| shape.iter().map(|n| if *n == 0 { width } else { *n }).collect::<Vec<_>>();
     let filled = |(name, shape): (&&'static str, &&'static [usize])| {
@@ -88,22 +88,22 @@ pub fn folders() -> Vec<Vec<u8>> {
 /// The model as GGUF files: quantised, and not; and a wider one in blocks of 256, also of those that look numbers up.
 pub fn ggufs() -> Vec<Vec<u8>> {
     let narrow = files(CONFIG, &dense(), NARROW);
-    let mut pieces = convert(narrow.path(), Form::F16, "default");
+    let mut pieces = convert(narrow.path(), MatrixFormat::F16, "default");
     pieces
         .count("general.alignment", 64)
         .reals("tokenizer.ggml.scores", &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, 0.0, 0.0]);
     pieces.flag("tokenizer.ggml.add_space_prefix", false).count("llama.attention.sliding_window", 0);
     let config = CONFIG.replace("\"hidden_size\":32", "\"hidden_size\":256");
     let wide = files(&config, &dense(), WIDE);
-    let large = |kind| convert(wide.path(), Form::Large(kind), "llama-bpe").bytes();
-    let quantised = convert(narrow.path(), Form::Q8, "llama-bpe").bytes();
-    let mixtral = convert(files(&mixed_config(), &mixed(), NARROW).path(), Form::Q8, "llama-bpe").bytes();
+    let large = |kind| convert(wide.path(), MatrixFormat::Large(kind), "llama-bpe").bytes();
+    let quantised = convert(narrow.path(), MatrixFormat::Q8, "llama-bpe").bytes();
+    let mixtral = convert(files(&mixed_config(), &mixed(), NARROW).path(), MatrixFormat::Q8, "llama-bpe").bytes();
     let blocks = [QuantType::Q4K, QuantType::Q6K, QuantType::Iq2Xs, QuantType::Iq3S, QuantType::Iq1M].map(large);
     [quantised, pieces.bytes(), mixtral].into_iter().chain(blocks).collect()
 }
 
 /// A folder with the model.
-fn files(config: &str, tensors: &Sizes, width: usize) -> TempDir {
+fn files(config: &str, tensors: &TensorSizes, width: usize) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
     write("config.json", config.as_bytes());

@@ -1,12 +1,12 @@
 //! Experts' matrices, and those of an MLP that all rows pass, as llama.cpp's converter puts them together and apart.
 
-use super::Tensors;
+use super::NamedTensors;
 
 /// The experts of a layer in one tensor for each of their matrices, by llama.cpp's names.
-pub fn stack(all: &mut Tensors) {
+pub fn stack(all: &mut NamedTensors) {
     const PARTS: [(&str, &str); 6] =
         [("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down"), ("w1", "gate"), ("w3", "up"), ("w2", "down")];
-    let (experts, others): (Tensors, Tensors) =
+    let (experts, others): (NamedTensors, NamedTensors) =
         std::mem::take(all).into_iter().partition(|(name, _)| name.contains(".experts."));
     *all = others;
     let mut put = |layer: &str, part: &str, expert: usize, (shape, numbers): (&[usize], &[f32])| {
@@ -39,9 +39,9 @@ pub fn stack(all: &mut Tensors) {
 }
 
 /// Granite 4's one matrix for gate and up, in two.
-pub fn split_shared(all: &mut Tensors) {
+pub fn split_shared(all: &mut NamedTensors) {
     const BOTH: &str = ".shared_mlp.input_linear.weight";
-    let (both, others): (Tensors, Tensors) =
+    let (both, others): (NamedTensors, NamedTensors) =
         std::mem::take(all).into_iter().partition(|(name, _)| name.ends_with(BOTH));
     *all = others;
     for (name, (shape, numbers)) in both {

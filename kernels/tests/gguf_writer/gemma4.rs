@@ -1,6 +1,6 @@
 //! What llama.cpp's converter writes for Gemma 4.
 
-use super::{Tensors, Writer, number};
+use super::{NamedTensors, Writer, number};
 use serde_json::Value;
 
 pub const NAME: &str = "gemma4";
@@ -46,7 +46,7 @@ pub fn widths(writer: &mut Writer, config: &Value, width: u32) {
 }
 
 /// Its own names, and what of wide heads turns.
-pub fn tensors(writer: &mut Writer, all: &mut Tensors, config: &Value) {
+pub fn tensors(writer: &mut Writer, all: &mut NamedTensors, config: &Value) {
     const NAMES: [(&str, &str); 12] = [
         ("per_layer_input_gate.weight", "inp_gate.weight"),
         ("per_layer_projection.weight", "proj.weight"),

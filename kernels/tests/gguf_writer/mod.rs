@@ -22,10 +22,10 @@ const ALIGNMENT: usize = 32;
 pub struct Writer {
     entries: Vec<u8>,
     entry_count: u64,
-    tensors: Vec<Tensor>,
+    tensors: Vec<WrittenTensor>,
 }
 
-struct Tensor {
+struct WrittenTensor {
     name: String,
     shape: Vec<usize>,
     kind: u32,
@@ -94,7 +94,7 @@ impl Writer {
 
     /// A tensor of `shape`, outermost size first.
     pub fn tensor(&mut self, name: &str, shape: &[usize], kind: u32, bytes: Vec<u8>) -> &mut Self {
-        self.tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), kind, bytes });
+        self.tensors.push(WrittenTensor { name: name.to_owned(), shape: shape.to_vec(), kind, bytes });
         self
     }
 
@@ -113,7 +113,7 @@ impl Writer {
         self.file(&self.tensors.iter().collect::<Vec<_>>())
     }
 
-    fn file(&self, tensors: &[&Tensor]) -> Vec<u8> {
+    fn file(&self, tensors: &[&WrittenTensor]) -> Vec<u8> {
         let mut out = b"GGUF\x03\0\0\0".to_vec();
         out.extend((tensors.len() as u64).to_le_bytes());
         out.extend(self.entry_count.to_le_bytes());
@@ -145,23 +145,23 @@ impl Writer {
 
 /// How matrices are stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Form {
+pub enum MatrixFormat {
     F32,
     F16,
     /// 32 numbers of 8 bits; half precision where rows are no whole blocks.
     Q8,
-    /// Single precision, of the numbers that [`Form::Q8`] keeps.
+    /// Single precision, of the numbers that [`MatrixFormat::Q8`] keeps.
     WidenedQ8,
-    /// Blocks of 256; as [`Form::Q8`] where rows are no whole blocks.
+    /// Blocks of 256; as [`MatrixFormat::Q8`] where rows are no whole blocks.
     Large(QuantType),
-    /// Single precision, of the numbers that [`Form::Large`] keeps.
+    /// Single precision, of the numbers that [`MatrixFormat::Large`] keeps.
     WidenedLarge(QuantType),
     /// As gpt-oss is published: experts in MXFP4, everything else in half precision.
     Mxfp4,
 }
 
 /// A folder's model as GGUF.
-pub fn convert(folder: &Path, form: Form, pre: &str) -> Writer {
+pub fn convert(folder: &Path, form: MatrixFormat, pre: &str) -> Writer {
     let config = json(&folder.join("config.json"));
     let mut writer = Writer::default();
     metadata(&mut writer, &config);
@@ -381,7 +381,7 @@ fn tokenizer(writer: &mut Writer, folder: &Path, config: &Value, pre: &str) {
     }
 }
 
-fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
+fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: MatrixFormat) {
     let (mut all, mut packed) = (BTreeMap::new(), BTreeMap::new());
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -423,7 +423,7 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
         // llama.cpp's converter and quantiser leave routers in single precision.
         let name = if architecture(config) == "glm4" { glm4(&name) } else { name };
         let name = renamed(&name, gemma);
-        if let Some(blocks) = blocks.get(&name).filter(|_| form == Form::Mxfp4) {
+        if let Some(blocks) = blocks.get(&name).filter(|_| form == MatrixFormat::Mxfp4) {
             writer.tensor(&name, &shape, 39, blocks.clone());
             continue;
         }
@@ -439,7 +439,7 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
 }
 
 /// Shape and numbers of tensors by name.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+type NamedTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// GLM-4's names for norms, where they would be taken for others'.
 fn glm4(name: &str) -> String {
@@ -468,22 +468,29 @@ fn neighbours(numbers: &[f32], heads: usize, rows: usize) -> Vec<f32> {
     (0..rows).flat_map(row).copied().collect()
 }
 
-fn stored(shape: &[usize], numbers: &[f32], form: Form, exact: bool) -> (u32, Vec<u8>) {
+fn stored(shape: &[usize], numbers: &[f32], form: MatrixFormat, exact: bool) -> (u32, Vec<u8>) {
     let whole = |block: usize| shape[shape.len() - 1].is_multiple_of(block);
     let single = |numbers: &[f32]| (0, numbers.iter().flat_map(|x| x.to_le_bytes()).collect());
     let half = |numbers: &[f32]| (1, numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect());
     match form {
         _ if shape.len() == 1 || exact => single(numbers),
-        Form::F32 => single(numbers),
-        Form::Large(kind) if whole(large::NUMBERS) => (large::number(kind), large::encode(kind, numbers)),
-        Form::WidenedLarge(kind) if whole(large::NUMBERS) => {
+        MatrixFormat::F32 => single(numbers),
+        MatrixFormat::Large(kind) if whole(large::NUMBERS) => (large::number(kind), large::encode(kind, numbers)),
+        MatrixFormat::WidenedLarge(kind) if whole(large::NUMBERS) => {
             single(&large::widened(kind, &large::encode(kind, numbers)))
         }
-        Form::Q8 | Form::Large(_) if whole(32) => (8, numbers.chunks_exact(32).flat_map(|x| q8(x).0).collect()),
-        Form::WidenedQ8 | Form::WidenedLarge(_) if whole(32) => {
+        MatrixFormat::Q8 | MatrixFormat::Large(_) if whole(32) => {
+            (8, numbers.chunks_exact(32).flat_map(|x| q8(x).0).collect())
+        }
+        MatrixFormat::WidenedQ8 | MatrixFormat::WidenedLarge(_) if whole(32) => {
             single(&numbers.chunks_exact(32).flat_map(|x| q8(x).1).collect::<Vec<_>>())
         }
-        Form::F16 | Form::Mxfp4 | Form::Q8 | Form::WidenedQ8 | Form::Large(_) | Form::WidenedLarge(_) => half(numbers),
+        MatrixFormat::F16
+        | MatrixFormat::Mxfp4
+        | MatrixFormat::Q8
+        | MatrixFormat::WidenedQ8
+        | MatrixFormat::Large(_)
+        | MatrixFormat::WidenedLarge(_) => half(numbers),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Experts of gpt-oss, as llama.cpp's converter has them: gate and up apart, powers of two before their numbers.
 
-use super::Tensors;
+use super::NamedTensors;
 use std::collections::BTreeMap;
 use tsnode_kernels::quant::{Blocks, QuantType};
 
@@ -8,10 +8,10 @@ use tsnode_kernels::quant::{Blocks, QuantType};
 const NUMBERS: usize = 32;
 
 /// Shape and bytes of tensors by name.
-type Packed = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+type PackedTensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
 /// Puts experts and their biases into `all` by llama.cpp's names; their blocks by the same.
-pub fn experts(all: &mut Tensors, packed: &Packed) -> BTreeMap<String, Vec<u8>> {
+pub fn experts(all: &mut NamedTensors, packed: &PackedTensors) -> BTreeMap<String, Vec<u8>> {
     let mut blocks = BTreeMap::new();
     for (name, (shape, pairs)) in packed {
         let Some(whole) = name.strip_suffix("_blocks") else { continue };

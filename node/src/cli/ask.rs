@@ -2,7 +2,7 @@
 
 use super::detached;
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::{Settings, values},
     plain,
     store::{HTTP_FILE, owner_token},
@@ -22,7 +22,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The peer that is asked.
-pub(super) struct Peer {
+pub(super) struct PeerClient {
     base: String,
     authority: Authority,
     client: Client,
@@ -38,7 +38,7 @@ enum Authority {
     Nothing { folder: PathBuf },
 }
 
-impl Peer {
+impl PeerClient {
     /// The one named, or the one that runs on this data folder, or the usual address.
     pub(super) fn find(settings: &Settings, matches: &ArgMatches) -> Result<Self, Exit> {
         let folder = settings.data_dir();
@@ -58,7 +58,7 @@ impl Peer {
         let base = base.trim_end_matches('/').to_owned();
         // Peers have no certificates, and a small system may have none to judge them by.
         let client = Client::builder().connect_timeout(Duration::from_secs(3)).tls_certs_only([]).build();
-        let client = client.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+        let client = client.map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
         let own = || written(folder).filter(|own| *own == base);
         let token = || owner_token::read(folder, own()?.trim_start_matches("http://"));
         let authority = match settings.text("api-key") {
@@ -101,7 +101,7 @@ impl Peer {
                 Some(peer) => format!("a testnet runs here, which is asked with: --api {}", peer.http),
                 None => "start a peer with: tsnode join, or name the address of one that runs: --api URL".into(),
             };
-            Exit::new(Kind::Unreachable, format!("{}: {}; {next}", self.base, unanswered(&e)))
+            Exit::new(ExitKind::Unreachable, format!("{}: {}; {next}", self.base, unanswered(&e)))
         };
         let response = request.send().await.map_err(unreachable)?;
         let status = response.status();
@@ -113,7 +113,7 @@ impl Peer {
         if matches!(status.as_u16(), 401 | 403) {
             message = format!("{message}; {}", self.authority.advice());
         }
-        let kind = if status.as_u16() == 503 { Kind::Unserved } else { Kind::Request };
+        let kind = if status.as_u16() == 503 { ExitKind::Unserved } else { ExitKind::Request };
         Err(Exit::new(kind, format!("{}: {message} ({status})", self.base)))
     }
 
@@ -128,7 +128,7 @@ impl Peer {
         let response = self.send(request).await?;
         let wrong = |e: reqwest::Error| {
             Exit::new(
-                Kind::Unreachable,
+                ExitKind::Unreachable,
                 format!("{}: {}; is that a tsnode peer of this version?", self.base, unread(&e)),
             )
         };
@@ -138,7 +138,7 @@ impl Peer {
 
 /// The swarm as the peer sees it that the command line means.
 pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
-    Peer::find(settings, matches)?.view().await
+    PeerClient::find(settings, matches)?.view().await
 }
 
 impl Authority {
@@ -175,7 +175,7 @@ const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7448)
 /// Where to ask: `http://127.0.0.1:7448`, or that without its scheme, a port alone, another host's name.
 fn url(text: &str) -> Result<String, Exit> {
     const WHERE: &str = "write where a peer's HTTP listens";
-    let wrong = |why: &str| Exit::new(Kind::Usage, format!("--api {text}: {why}, as http://{USUAL}"));
+    let wrong = |why: &str| Exit::new(ExitKind::Usage, format!("--api {text}: {why}, as http://{USUAL}"));
     let (scheme, rest) = match text.trim().split_once("://") {
         Some((scheme, rest)) => (Some(scheme), rest.trim_end_matches('/')),
         None => (None, text.trim().trim_end_matches('/')),

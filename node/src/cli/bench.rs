@@ -9,7 +9,7 @@ mod turnover;
 
 use super::loading::Loading;
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     hardware::memory::Need,
 };
@@ -59,16 +59,16 @@ fn open(matches: &ArgMatches) -> Result<ModelSource, Exit> {
         Some(path) => ModelSource::open(path),
         None => ModelSource::embedded(),
     };
-    source.map_err(|e| Exit::new(Kind::Model, e.to_string()))
+    source.map_err(|e| Exit::new(ExitKind::Model, e.to_string()))
 }
 
 /// All layers, if they fit beside `kv` bytes of KV pages; with a bar if somebody is to `watch`.
 fn loaded(source: &ModelSource, threads: Threads, kv: u64, watch: bool) -> Result<(StageModel, LoadReport), Exit> {
-    let broken = |e: &dyn std::fmt::Display| Exit::new(Kind::Model, e.to_string());
+    let broken = |e: &dyn std::fmt::Display| Exit::new(ExitKind::Model, e.to_string());
     let layers = source.card().shape.all_layers();
     let need = Need::of(source, layers, threads.ranks, kv).map_err(|e| broken(&e))?;
     let advice = "name a smaller model with --model";
-    need.within_or(device::free_memory(), advice).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    need.within_or(device::free_memory(), advice).map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
     let mut loading = Loading::default();
     let mut show = |far| {
         if watch {

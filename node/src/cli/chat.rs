@@ -4,14 +4,14 @@ mod lines;
 
 use self::lines::{InputLine, InputLines};
 use super::{
-    ask::Peer,
+    ask::PeerClient,
     asking, is_set,
     requests::{count, speed},
     submit::{self, Streamed},
     text_layout::{COLUMNS, fitted, harmless, time, width},
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     gateway::Trace,
     text::ChatMessage,
@@ -46,7 +46,7 @@ pub(super) fn command() -> Command {
 
 /// Who reads the answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reader {
+enum ChatReader {
     /// A person, at a terminal that lines are edited in.
     Person,
     /// Whoever reads text: there is no more in it than answers.
@@ -56,24 +56,24 @@ enum Reader {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let view = peer.view().await?;
     let asked = matches.get_one::<String>("model").map(String::as_str);
     let greeting = greeting(&view, asked)?;
     let reader = match std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
-        _ if is_set(matches, "json") => Reader::Json,
-        true => Reader::Person,
-        false => Reader::Text,
+        _ if is_set(matches, "json") => ChatReader::Json,
+        true => ChatReader::Person,
+        false => ChatReader::Text,
     };
-    if reader == Reader::Person {
+    if reader == ChatReader::Person {
         say!("{greeting}");
     }
-    let mut lines = if reader == Reader::Person { InputLines::edited()? } else { InputLines::read() };
+    let mut lines = if reader == ChatReader::Person { InputLines::edited()? } else { InputLines::read() };
     let mut talk = ChatSession { peer, matches, reader, history: Vec::new() };
     loop {
         let said = tokio::select! {
             said = lines.next() => said,
-            _ = tokio::signal::ctrl_c(), if reader != Reader::Person => std::process::exit(130),
+            _ = tokio::signal::ctrl_c(), if reader != ChatReader::Person => std::process::exit(130),
         };
         match said {
             InputLine::Line(line) => {
@@ -94,7 +94,7 @@ fn greeting(view: &SwarmView, asked: Option<&str>) -> Result<String, Exit> {
     let is_there = |asked: &str| view.models.iter().any(|m| m.name == asked || m.id.to_string() == asked);
     if let Some(asked) = asked.filter(|asked| !is_there(asked)) {
         let all = if names.is_empty() { "none".into() } else { names.join(", ") };
-        return Err(Exit::new(Kind::Request, format!("no peer has a model {asked:?}; models there are: {all}")));
+        return Err(Exit::new(ExitKind::Request, format!("no peer has a model {asked:?}; models there are: {all}")));
     }
     let model = match (asked, &names[..]) {
         (Some(asked), _) => harmless(asked),
@@ -113,9 +113,9 @@ fn greeting(view: &SwarmView, asked: Option<&str>) -> Result<String, Exit> {
 
 /// A conversation.
 struct ChatSession<'a> {
-    peer: Peer,
+    peer: PeerClient,
     matches: &'a ArgMatches,
-    reader: Reader,
+    reader: ChatReader,
     history: Vec<ChatMessage>,
 }
 
@@ -127,8 +127,11 @@ impl ChatSession<'_> {
             "" => return Ok(true),
             "/exit" | "/quit" => return Ok(false),
             "/reset" => self.history.clear(),
-            "/help" if self.reader == Reader::Person => say!("{HELP}"),
-            word if self.reader == Reader::Person && word.starts_with('/') && !word.contains(char::is_whitespace) => {
+            "/help" if self.reader == ChatReader::Person => say!("{HELP}"),
+            word if self.reader == ChatReader::Person
+                && word.starts_with('/')
+                && !word.contains(char::is_whitespace) =>
+            {
                 say!("{word} is no command; /help lists them");
             }
             _ => {
@@ -142,12 +145,12 @@ impl ChatSession<'_> {
 
     fn failed(&self, why: Exit) -> Result<bool, Exit> {
         match self.reader {
-            Reader::Person => {
+            ChatReader::Person => {
                 note!("{why}");
                 Ok(true)
             }
-            Reader::Text => Err(why),
-            Reader::Json => {
+            ChatReader::Text => Err(why),
+            ChatReader::Json => {
                 say!("{}", json!({ "error": { "message": why.message, "exit_code": why.kind as i32 } }));
                 Err(why)
             }
@@ -172,7 +175,7 @@ impl ChatSession<'_> {
             _ = tokio::signal::ctrl_c() => None,
         };
         let took = Took { first: first.unwrap_or_default(), all: asked.elapsed() };
-        if self.reader != Reader::Json && !(seen.is_empty() && matches!(outcome, Some(Err(_)))) {
+        if self.reader != ChatReader::Json && !(seen.is_empty() && matches!(outcome, Some(Err(_)))) {
             say!("");
         }
         match seen.is_empty() {
@@ -183,13 +186,13 @@ impl ChatSession<'_> {
             Some(Err(why)) => Err(why),
             Some(Ok(answer)) => {
                 match self.reader {
-                    Reader::Person => note!("{}", took.line(&answer)),
-                    Reader::Text => {}
-                    Reader::Json => say!("{}", took.object(&answer)),
+                    ChatReader::Person => note!("{}", took.line(&answer)),
+                    ChatReader::Text => {}
+                    ChatReader::Json => say!("{}", took.object(&answer)),
                 }
                 Ok(())
             }
-            None if self.reader == Reader::Person => {
+            None if self.reader == ChatReader::Person => {
                 note!("[stopped]");
                 Ok(())
             }
@@ -198,7 +201,7 @@ impl ChatSession<'_> {
     }
 }
 
-impl Reader {
+impl ChatReader {
     fn show(self, piece: &str) {
         match self {
             // What a model says is no command to the terminal.
@@ -279,7 +282,7 @@ mod tests {
         let refused = greeting(&view(&["a", "b"]), Some("c")).unwrap_err();
         assert_eq!(
             (refused.kind, refused.message),
-            (Kind::Request, "no peer has a model \"c\"; models there are: a, b".to_owned())
+            (ExitKind::Request, "no peer has a model \"c\"; models there are: a, b".to_owned())
         );
         let wide = greeting(&view(&["模型".repeat(40).as_str()]), None).unwrap();
         assert!(width(&wide) <= COLUMNS, "{wide}");

@@ -3,9 +3,9 @@
 mod network;
 mod surroundings;
 
-use super::{ask::Peer, is_set, machine, models, output::print_json};
+use super::{ask::PeerClient, is_set, machine, models, output::print_json};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     data_plane::{library::files_of, links::beside, listening},
     hardware::{
@@ -83,7 +83,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     }
     let failed = findings.iter().filter(|f| f.state == State::Fail).count();
     if failed > 0 {
-        Err(Exit::new(Kind::Other, format!("{failed} of {} checks failed", findings.len())))
+        Err(Exit::new(ExitKind::Other, format!("{failed} of {} checks failed", findings.len())))
     } else {
         Ok(())
     }
@@ -94,7 +94,7 @@ async fn troubles(settings: &Settings) -> Vec<DoctorFinding> {
     let folder = settings.data_dir();
     let fail = |trouble: &Trouble| finding("trouble", State::Fail, trouble.to_string());
     if folder.join(HTTP_FILE).exists()
-        && let Ok(peer) = Peer::own(settings)
+        && let Ok(peer) = PeerClient::own(settings)
         && let Ok(view) = peer.view().await
     {
         let is_local = |trouble: &&Trouble| !matches!(trouble, Trouble::Twin { .. } | Trouble::Network { .. });

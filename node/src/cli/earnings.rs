@@ -1,14 +1,14 @@
 //! `tsnode earnings`: what this machine has computed for others, and others for it, by day and model.
 
 use super::{
-    ask::Peer,
+    ask::PeerClient,
     asking, is_set,
     output::print_json,
     text_layout::{fitted, harmless, padded, width},
     whole,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     history::{DAYS, DayLine, Tokens, Total},
 };
@@ -36,14 +36,14 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let days = matches.get_one::<usize>("days").copied().unwrap_or(DAYS);
     let answer: Value = peer.get(&format!("/api/earnings?days={days}")).await?;
     if is_set(matches, "json") {
         return print_json(&answer);
     }
     let EarningsAnswer { earnings, total } = serde_json::from_value(answer)
-        .map_err(|e| Exit::new(Kind::Unreachable, format!("the peer's answer is not understood: {e}")))?;
+        .map_err(|e| Exit::new(ExitKind::Unreachable, format!("the peer's answer is not understood: {e}")))?;
     rows(&earnings, total).iter().for_each(|line| say!("{line}"));
     Ok(())
 }

@@ -10,7 +10,7 @@ use tsnode_testnet::TestnetError;
 /// Kinds of endings, by exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum ExitKind {
     /// Anything without a code of its own.
     Other = 1,
     /// Wrong words on the command line.
@@ -37,21 +37,21 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Exit {
     /// Its code.
-    pub kind: Kind,
+    pub kind: ExitKind,
     /// What is said.
     pub message: String,
 }
 
 impl Exit {
     /// An ending of this kind.
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ExitKind, message: impl Into<String>) -> Self {
         let message: String = message.into();
         // Errors of other crates come with numbers, which say nothing to people.
         Self { kind, message: plain::without_secrets(&plain::without_numbers(&message)) }
     }
 
     /// An ending for a file or folder.
-    pub fn file(kind: Kind, path: impl AsRef<Path>, error: &io::Error) -> Self {
+    pub fn file(kind: ExitKind, path: impl AsRef<Path>, error: &io::Error) -> Self {
         Self::new(kind, format!("{}: {}", path.as_ref().display(), plain::io_error(error)))
     }
 
@@ -77,8 +77,8 @@ impl fmt::Display for Exit {
 impl From<TestnetError> for Exit {
     fn from(error: TestnetError) -> Self {
         match error {
-            TestnetError::Io { what, error } => Self::file(Kind::Other, what, &error),
-            error => Self::new(Kind::Other, error.to_string()),
+            TestnetError::Io { what, error } => Self::file(ExitKind::Other, what, &error),
+            error => Self::new(ExitKind::Other, error.to_string()),
         }
     }
 }
@@ -86,20 +86,22 @@ impl From<TestnetError> for Exit {
 impl From<NodeError> for Exit {
     fn from(error: NodeError) -> Self {
         let kind = match &error {
-            NodeError::Store(_) | NodeError::Keys(_) | NodeError::Invites(_) => Kind::DataDir,
-            NodeError::Identity(_) => Kind::Identity,
-            NodeError::Model(_) | NodeError::Text { .. } | NodeError::Fetch(_) | NodeError::Encoder(_) => Kind::Model,
-            NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
+            NodeError::Store(_) | NodeError::Keys(_) | NodeError::Invites(_) => ExitKind::DataDir,
+            NodeError::Identity(_) => ExitKind::Identity,
+            NodeError::Model(_) | NodeError::Text { .. } | NodeError::Fetch(_) | NodeError::Encoder(_) => {
+                ExitKind::Model
+            }
+            NodeError::Listen { in_use: true, .. } => ExitKind::PortInUse,
             NodeError::Lend(_)
             | NodeError::Draft { .. }
             | NodeError::DraftOfState { .. }
             | NodeError::NoLongContext(_)
             | NodeError::KeepsNone { .. }
             | NodeError::SameModel { .. }
-            | NodeError::SameName { .. } => Kind::Config,
-            NodeError::Redeem(RedeemError::Unreachable(_)) => Kind::Unreachable,
-            NodeError::Redeem(_) => Kind::Request,
-            NodeError::Listen { .. } | NodeError::System(_) => Kind::Other,
+            | NodeError::SameName { .. } => ExitKind::Config,
+            NodeError::Redeem(RedeemError::Unreachable(_)) => ExitKind::Unreachable,
+            NodeError::Redeem(_) => ExitKind::Request,
+            NodeError::Listen { .. } | NodeError::System(_) => ExitKind::Other,
         };
         let hint = match &error {
             NodeError::Listen { in_use: true, what: "HTTP", .. } => "; choose another with --http",

@@ -1,7 +1,7 @@
 //! Ctrl-C, and whatever else asks a command to end, while it has peers running, or files that nobody else removes.
 
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     platform::Signals,
 };
 use futures::{
@@ -56,7 +56,7 @@ impl Interrupts {
 }
 
 fn interrupted() -> Exit {
-    Exit::new(Kind::Other, "interrupted")
+    Exit::new(ExitKind::Other, "interrupted")
 }
 
 #[cfg(test)]
@@ -68,7 +68,7 @@ mod tests {
         let once = stream::iter([()]).chain(stream::pending());
         let mut interrupts = Interrupts(once.boxed());
         let ended = interrupts.unless(async { Ok(7) }).await;
-        assert_eq!(ended.map_err(|exit| (exit.kind, exit.message)), Err((Kind::Other, "interrupted".into())));
+        assert_eq!(ended.map_err(|exit| (exit.kind, exit.message)), Err((ExitKind::Other, "interrupted".into())));
         assert_eq!(interrupts.unless(async { Ok(7) }).await.ok(), Some(7), "it was one");
     }
 }

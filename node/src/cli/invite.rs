@@ -2,7 +2,7 @@
 
 use super::{asking, is_set, json as json_flag, knobs, output, verb, whole};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     data_plane::listening,
     plain,
@@ -137,7 +137,7 @@ fn make(folder: &Path, matches: &ArgMatches) -> Result<(), Exit> {
     } else if let Some(flag) = ["expires", "uses"].into_iter().find(|flag| matches.contains_id(flag)) {
         let next = "tsnode join --private starts a swarm that asks for invites";
         return Err(Exit::new(
-            Kind::Usage,
+            ExitKind::Usage,
             format!("--{flag}: this swarm is open, and lets everybody in at any time; {next}"),
         ));
     }
@@ -191,23 +191,23 @@ fn current(folder: &Path) -> Result<Invite, Exit> {
     let path = folder.join(INVITE_FILE);
     let text = std::fs::read_to_string(&path).map_err(|e| {
         let next = "start a peer with: tsnode join, or name its folder with --data-dir";
-        Exit::new(Kind::DataDir, format!("{}: {}; {next}", path.display(), plain::io_error(&e)))
+        Exit::new(ExitKind::DataDir, format!("{}: {}; {next}", path.display(), plain::io_error(&e)))
     })?;
     let next = "the peer of this folder writes it anew when it starts: tsnode join";
-    text.parse().map_err(|e| Exit::new(Kind::DataDir, format!("{}: {e}; {next}", path.display())))
+    text.parse().map_err(|e| Exit::new(ExitKind::DataDir, format!("{}: {e}; {next}", path.display())))
 }
 
 fn list(folder: &Path, as_json: bool) -> Result<(), Exit> {
     let (all, used, now) = (invites::read(folder).map_err(exit)?, invites::used(folder).map_err(exit)?, unix_now());
     let came = |id: &InviteId| used.get(id).map_or(0, |who| who.len());
-    let state = |made: &invites::Made| match made.uses {
+    let state = |made: &invites::IssuedInvite| match made.uses {
         _ if made.revoked => "revoked",
         _ if made.expires <= now => "expired",
         Some(uses) if came(&made.id) >= uses as usize => "used up",
         _ => "good",
     };
     if as_json {
-        let one = |m: &invites::Made| json!({ "id": m.id, "state": state(m), "expires": m.expires, "uses": m.uses, "used": came(&m.id) });
+        let one = |m: &invites::IssuedInvite| json!({ "id": m.id, "state": state(m), "expires": m.expires, "uses": m.uses, "used": came(&m.id) });
         return output::print_json(&all.iter().map(one).collect::<Vec<_>>());
     }
     let mut rows = vec![["INVITE", "STATE", "LEFT", "USED"].map(String::from).to_vec()];
@@ -220,8 +220,8 @@ fn list(folder: &Path, as_json: bool) -> Result<(), Exit> {
 
 fn exit(error: InvitesError) -> Exit {
     let kind = match error {
-        InvitesError::Io { .. } | InvitesError::Broken { .. } => Kind::DataDir,
-        InvitesError::TooMany | InvitesError::Unknown(_) => Kind::Usage,
+        InvitesError::Io { .. } | InvitesError::Broken { .. } => ExitKind::DataDir,
+        InvitesError::TooMany | InvitesError::Unknown(_) => ExitKind::Usage,
     };
     Exit::new(kind, error.to_string())
 }

@@ -12,7 +12,7 @@ use self::{
 };
 use super::{loading::Loading, models, text_layout::harmless, verb, ways};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     data_plane::listening,
     hardware::memory::Size,
@@ -57,7 +57,7 @@ fn log_file(settings: &Settings) -> PathBuf {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let mut config = settings.node().map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
+    let mut config = settings.node().map_err(|e| Exit::new(ExitKind::Config, e.to_string()))?;
     models::fetch(&mut config).await?;
     let is_watched = status_line::is_watched() && !matches.get_flag("verbose");
     let fixed = is_watched.then(|| fixed(settings, config.name.clone()));

@@ -2,7 +2,7 @@
 
 use super::{is_set, json as json_flag, knobs, output, verb};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::{Settings, secrets::API_KEY},
     store::keys::{self, KeyScope, KeysError},
 };
@@ -81,8 +81,8 @@ fn told(name: &str, scope: KeyScope, first: bool) {
 
 fn exit(error: KeysError) -> Exit {
     let kind = match error {
-        KeysError::Io { .. } | KeysError::Broken { .. } => Kind::DataDir,
-        KeysError::Taken(_) | KeysError::Unknown(_) => Kind::Usage,
+        KeysError::Io { .. } | KeysError::Broken { .. } => ExitKind::DataDir,
+        KeysError::Taken(_) | KeysError::Unknown(_) => ExitKind::Usage,
     };
     Exit::new(kind, error.to_string())
 }

@@ -1,13 +1,13 @@
 //! `tsnode limits`: what a peer's owner allows it, and changes while it runs.
 
 use super::{
-    ask::{Peer, unread},
+    ask::{PeerClient, unread},
     asking, is_set, knobs,
     output::{print_json, table},
     switch,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::{
         Settings,
         values::{self, ByteSize},
@@ -53,7 +53,7 @@ pub(super) fn command() -> Command {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
-        None => show(&Peer::find(settings, matches)?, matches).await,
+        None => show(&PeerClient::find(settings, matches)?, matches).await,
         Some(("set", matches)) => change(settings, matches, wish(matches)?).await,
         Some((_, matches)) => {
             let which = matches.get_many::<String>("which").into_iter().flatten();
@@ -69,7 +69,7 @@ fn wish(matches: &ArgMatches) -> Result<Map<String, Value>, Exit> {
     let mut wish = Map::new();
     for (name, field) in LIMITS {
         let Some(text) = matches.get_one::<String>(name) else { continue };
-        let wrong = |error: String| Exit::new(Kind::Usage, format!("--{name} {text}: {error}"));
+        let wrong = |error: String| Exit::new(ExitKind::Usage, format!("--{name} {text}: {error}"));
         let value = match name {
             "memory" => json!(text.parse::<ByteSize>().map_err(wrong)?.0),
             "threads" => json!(values::whole(text, &(1..=MOST_THREADS)).map_err(wrong)?),
@@ -86,10 +86,10 @@ fn wish(matches: &ArgMatches) -> Result<Map<String, Value>, Exit> {
 }
 
 async fn change(settings: &Settings, matches: &ArgMatches, wish: Map<String, Value>) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let lends = ["memory_bytes", "threads"].into_iter().any(|field| wish.contains_key(field));
     let answer = peer.send(peer.post("/api/limits", &Value::Object(wish))).await?;
-    let mut answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let mut answer: Value = answer.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     let is_json = is_set(matches, "json");
     if !is_json {
         say!("{}", answer["done"].as_str().unwrap_or_default());
@@ -104,7 +104,7 @@ async fn change(settings: &Settings, matches: &ArgMatches, wish: Map<String, Val
     let relending = &answer["relending"];
     if relending["state"] == "refused" {
         let why = relending["why"].as_str().unwrap_or_default();
-        return Err(Exit::new(Kind::Request, format!("memory and threads are as before: {why}")));
+        return Err(Exit::new(ExitKind::Request, format!("memory and threads are as before: {why}")));
     }
     match relending["said"].as_str() {
         _ if is_json => print_json(&answer)?,
@@ -115,7 +115,7 @@ async fn change(settings: &Settings, matches: &ArgMatches, wish: Map<String, Val
 }
 
 /// Waits until models are lent anew, or are not.
-async fn lent_anew(peer: &Peer) -> Result<Value, Exit> {
+async fn lent_anew(peer: &PeerClient) -> Result<Value, Exit> {
     let (bar, until) = (ProgressBar::new_spinner(), Instant::now() + ANEW);
     bar.enable_steady_tick(Duration::from_millis(120));
     bar.set_message("lends its models anew");
@@ -127,13 +127,13 @@ async fn lent_anew(peer: &Peer) -> Result<Value, Exit> {
         }
         if Instant::now() > until {
             let why = format!("models are not lent yet after {} s; tsnode limits says when they are", ANEW.as_secs());
-            return Err(Exit::new(Kind::Other, why));
+            return Err(Exit::new(ExitKind::Other, why));
         }
         sleep(LOOK).await;
     }
 }
 
-async fn show(peer: &Peer, matches: &ArgMatches) -> Result<(), Exit> {
+async fn show(peer: &PeerClient, matches: &ArgMatches) -> Result<(), Exit> {
     let shown: Value = peer.get("/api/limits").await?;
     if is_set(matches, "json") {
         return print_json(&shown);

@@ -2,7 +2,7 @@
 
 use super::output::{name, names, print_json, table};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     view::SwarmView,
 };
 use clap::ArgMatches;
@@ -26,7 +26,7 @@ struct LinkRow {
 /// All links that the peers of a view state.
 pub(super) fn show(view: &SwarmView, matches: &ArgMatches) -> Result<(), Exit> {
     if let Some(path) = matches.get_one::<PathBuf>("picture") {
-        let failed = |e| Exit::new(Kind::Other, format!("{}: {e}", path.display()));
+        let failed = |e| Exit::new(ExitKind::Other, format!("{}: {e}", path.display()));
         return std::fs::write(path, picture(view)).map_err(failed);
     }
     let rows = rows(view);

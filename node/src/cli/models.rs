@@ -11,7 +11,7 @@ mod peers;
 use self::bars::Bars;
 use super::{asking, is_set, json as json_flag, knobs, output, show, switch, verb, whole};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
@@ -140,7 +140,7 @@ async fn search(matches: &ArgMatches) -> Result<(), Exit> {
         );
     }
     if aliases.is_empty() && found.is_empty() {
-        return Err(Exit::new(Kind::Model, format!("nothing is called {:?}", words.join(" "))));
+        return Err(Exit::new(ExitKind::Model, format!("nothing is called {:?}", words.join(" "))));
     }
     let mut rows = vec![["ALIAS", "MODEL", "SIZE", "LICENCE"].map(String::from).to_vec()];
     rows.extend(
@@ -283,10 +283,10 @@ fn by_name(path: &Path) -> Result<Option<ModelName>, Exit> {
 
 fn exit(error: HubError) -> Exit {
     let kind = match &error {
-        HubError::Name(NameError { .. }) => Kind::Usage,
-        HubError::Unreachable { .. } | HubError::NotAHub { .. } => Kind::Unreachable,
-        HubError::Disk { .. } | HubError::Room { .. } => Kind::Other,
-        _ => Kind::Model,
+        HubError::Name(NameError { .. }) => ExitKind::Usage,
+        HubError::Unreachable { .. } | HubError::NotAHub { .. } => ExitKind::Unreachable,
+        HubError::Disk { .. } | HubError::Room { .. } => ExitKind::Other,
+        _ => ExitKind::Model,
     };
     Exit::new(kind, error.to_string())
 }

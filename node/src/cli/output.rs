@@ -2,7 +2,7 @@
 
 use super::text_layout::{padded, width};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     view::SwarmView,
 };
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub(super) fn name(names: &BTreeMap<PeerId, String>, peer: PeerId) -> String {
 }
 
 pub(super) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Exit> {
-    let text = serde_json::to_string_pretty(value).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    let text = serde_json::to_string_pretty(value).map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
     say!("{text}");
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! `tsnode leave`, `pause`, `resume`: what the owner of a machine wants of its peer.
 
 use super::{
-    ask::{Peer, unread},
+    ask::{PeerClient, unread},
     is_set,
     output::print_json,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
 };
 use clap::ArgMatches;
@@ -20,9 +20,9 @@ const LEAVING: Duration = Duration::from_secs(40);
 const LOOK: Duration = Duration::from_millis(200);
 
 pub(super) async fn ask(verb: &str, settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let answer = peer.send(peer.post(&format!("/api/{verb}"), &json!({}))).await?;
-    let answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let answer: Value = answer.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     if verb == "leave" && !is_set(matches, "no-wait") {
         gone(&peer).await?;
         return say_done(matches, &json!({ "done": "left" }));
@@ -39,7 +39,7 @@ fn say_done(matches: &ArgMatches, answer: &Value) -> Result<(), Exit> {
 }
 
 /// Waits until nobody answers there any more.
-async fn gone(peer: &Peer) -> Result<(), Exit> {
+async fn gone(peer: &PeerClient) -> Result<(), Exit> {
     let (bar, until) = (ProgressBar::new_spinner(), Instant::now() + LEAVING);
     bar.enable_steady_tick(Duration::from_millis(120));
     while let Ok(view) = peer.view().await {
@@ -47,7 +47,7 @@ async fn gone(peer: &Peer) -> Result<(), Exit> {
         bar.set_message(format!("leaving: {} running, {} waiting", own.running, own.waiting));
         if Instant::now() > until {
             let why = format!("the peer still answers after {} s; end it with a signal", LEAVING.as_secs());
-            return Err(Exit::new(Kind::Other, why));
+            return Err(Exit::new(ExitKind::Other, why));
         }
         sleep(LOOK).await;
     }

@@ -8,7 +8,7 @@ mod swarm;
 use self::asked::PlanQuery;
 use super::{asking_args, is_set, output, switch, verb, verbose};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -243,5 +243,5 @@ fn shortened(stages: &[String]) -> String {
 
 fn draw(outcomes: &[&PlanOutcome], matches: &ArgMatches) -> Result<(), Exit> {
     let Some(path) = matches.get_one::<String>("svg") else { return Ok(()) };
-    std::fs::write(path, diagram::plan::svg(outcomes)).map_err(|e| Exit::file(Kind::Other, path, &e))
+    std::fs::write(path, diagram::plan::svg(outcomes)).map_err(|e| Exit::file(ExitKind::Other, path, &e))
 }

@@ -1,13 +1,13 @@
 //! `tsnode requests`: the last requests of the peer that is asked; of one, what ran where and what took longest.
 
 use super::{
-    ask::Peer,
+    ask::PeerClient,
     asking, is_set,
     output::print_json,
     text_layout::{COLUMNS, bytes, fitted, harmless, padded, time, width, wrapped},
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     gateway::Trace,
 };
@@ -28,19 +28,19 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let list: Value = peer.get("/api/requests").await?;
     let wrong =
-        |e: serde_json::Error| Exit::new(Kind::Unreachable, format!("the peer's answer is not understood: {e}"));
+        |e: serde_json::Error| Exit::new(ExitKind::Unreachable, format!("the peer's answer is not understood: {e}"));
     let Some(begins) = matches.get_one::<String>("id") else {
         if is_set(matches, "json") {
             return print_json(&list);
         }
-        let List { requests } = serde_json::from_value(list).map_err(wrong)?;
+        let RequestList { requests } = serde_json::from_value(list).map_err(wrong)?;
         rows(&requests).iter().for_each(|line| say!("{line}"));
         return Ok(());
     };
-    let List { requests } = serde_json::from_value(list).map_err(wrong)?;
+    let RequestList { requests } = serde_json::from_value(list).map_err(wrong)?;
     let id = chosen(&requests, begins)?;
     let trace: Trace = peer.get(&format!("/api/requests/{id}")).await?;
     if is_set(matches, "json") {
@@ -52,7 +52,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 
 /// What `/api/requests` lists.
 #[derive(Deserialize)]
-struct List {
+struct RequestList {
     requests: Vec<Short>,
 }
 
@@ -75,9 +75,12 @@ fn chosen(requests: &[Short], begins: &str) -> Result<RequestId, Exit> {
         [one] => Ok(one),
         [] => {
             let what = format!("no request that this peer remembers begins with {begins:?}");
-            Err(Exit::new(Kind::Request, format!("{what}; tsnode requests lists them, newest first")))
+            Err(Exit::new(ExitKind::Request, format!("{what}; tsnode requests lists them, newest first")))
         }
-        _ => Err(Exit::new(Kind::Usage, format!("{} requests begin with {begins:?}: give more of its id", all.len()))),
+        _ => Err(Exit::new(
+            ExitKind::Usage,
+            format!("{} requests begin with {begins:?}: give more of its id", all.len()),
+        )),
     }
 }
 
@@ -466,8 +469,8 @@ req-52525252525252525252525252525252      61      40    40 ms   12.3 s  decode";
         assert_eq!(rows(&all).join("\n"), expected);
         fits(&rows(&all));
         assert_eq!(chosen(&all, "req-52").unwrap(), all[1].request);
-        assert_eq!(chosen(&all, "req-5").unwrap_err().kind, Kind::Usage);
-        assert_eq!(chosen(&all, "req-6").unwrap_err().kind, Kind::Request);
+        assert_eq!(chosen(&all, "req-5").unwrap_err().kind, ExitKind::Usage);
+        assert_eq!(chosen(&all, "req-6").unwrap_err().kind, ExitKind::Request);
         assert_eq!(rows(&[]).len(), 1);
     }
 }

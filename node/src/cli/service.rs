@@ -2,7 +2,7 @@
 
 use super::{ALL, is_set, json as json_flag, knobs, output, switch, verb};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::{BETWEEN, ConfigError, SettingOrigin, Settings, secrets::SECRETS},
     service::{Credential, Installed, Level, Purged, ServiceError, Status, Systemd, Unit, UnitError, launchd, windows},
 };
@@ -115,7 +115,7 @@ fn elsewhere(
     text: Result<String, UnitError>,
     commands: [(&'static str, String); 3],
 ) -> Result<(), Exit> {
-    let wrong = |what: &str| Exit::new(Kind::Usage, what.to_owned());
+    let wrong = |what: &str| Exit::new(ExitKind::Usage, what.to_owned());
     if !is_set(matches, "dry-run") {
         return Err(wrong(
             "--for: services are installed with systemd only; with --dry-run the words for another manager are printed",
@@ -161,10 +161,10 @@ fn unit(settings: &Settings, level: Level, matches: &ArgMatches) -> Result<Unit,
             "--{}: {} would be in a file that everybody can read; write it into a file of your own, and name that with --{}",
             secret.name, secret.what, secret.file
         );
-        return Err(Exit::new(Kind::Usage, why));
+        return Err(Exit::new(ExitKind::Usage, why));
     }
     if level == Level::System && said.contains_key("data-dir") {
-        return Err(Exit::new(Kind::Usage, "--data-dir: a service of the system has its data in /var/lib/tsnode"));
+        return Err(Exit::new(ExitKind::Usage, "--data-dir: a service of the system has its data in /var/lib/tsnode"));
     }
     let config = matches.get_one::<PathBuf>("config").map(|path| whole(path)).transpose()?;
     let mut unit = Unit {
@@ -222,7 +222,7 @@ fn check(said: &BTreeMap<&str, &str>, level: Level, config: Option<PathBuf>) -> 
         Level::System => SYSTEM_FILE.into(),
         Level::User => crate::config::usual_file(),
     });
-    let wrong = |e: ConfigError| Exit::new(Kind::Config, e.to_string());
+    let wrong = |e: ConfigError| Exit::new(ExitKind::Config, e.to_string());
     let mut settings = Settings::gather(&flags, |_| None, &file, named).map_err(wrong)?;
     for secret in SECRETS {
         settings.read_secret(secret, &mut io::empty(), |_| {}).map_err(wrong)?;
@@ -232,14 +232,14 @@ fn check(said: &BTreeMap<&str, &str>, level: Level, config: Option<PathBuf>) -> 
 
 /// A path that means the same from everywhere.
 fn whole(path: &Path) -> Result<PathBuf, Exit> {
-    absolute(path).map_err(|error| Exit::file(Kind::Config, path, &error))
+    absolute(path).map_err(|error| Exit::file(ExitKind::Config, path, &error))
 }
 
 /// The program that runs here, which is the one that the service will run.
 fn program() -> Result<PathBuf, Exit> {
-    let own = env::current_exe().map_err(|error| Exit::file(Kind::Other, "this program", &error))?;
+    let own = env::current_exe().map_err(|error| Exit::file(ExitKind::Other, "this program", &error))?;
     if !own.exists() {
-        return Err(Exit::new(Kind::Other, "this program's file has gone since it was started: start it anew"));
+        return Err(Exit::new(ExitKind::Other, "this program's file has gone since it was started: start it anew"));
     }
     Ok(own)
 }
@@ -312,9 +312,9 @@ fn described(status: &Status, level: Level, journal: &str) -> String {
 
 fn exit(error: ServiceError) -> Exit {
     let kind = match error {
-        ServiceError::Unit(_) => Kind::Config,
-        ServiceError::NoDataFolder(_) => Kind::DataDir,
-        _ => Kind::Other,
+        ServiceError::Unit(_) => ExitKind::Config,
+        ServiceError::NoDataFolder(_) => ExitKind::DataDir,
+        _ => ExitKind::Other,
     };
     Exit::new(kind, error.to_string())
 }

@@ -20,7 +20,7 @@ use self::{
     stopping::stoppable,
 };
 use super::{json, output, plan::problem_args, verb};
-use crate::cli::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, ExitKind};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -165,7 +165,7 @@ fn draw(job: &SimulationJob, plan: &PlanOutcome, runs: &[PolicyRun], sweep: Opti
         Some(sweep) => sweep.svg(job),
         None => timeline(job, plan, run),
     };
-    std::fs::write(path, picture).map_err(|e| Exit::file(Kind::Other, path, &e))
+    std::fs::write(path, picture).map_err(|e| Exit::file(ExitKind::Other, path, &e))
 }
 
 fn timeline(job: &SimulationJob, plan: &PlanOutcome, run: &PolicyRun) -> String {

@@ -1,11 +1,11 @@
 //! `tsnode submit`.
 
 use super::{
-    ask::{Peer, unanswered},
+    ask::{PeerClient, unanswered},
     asking, decimal, is_set, print_piece, requests, switch, whole,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     gateway::Trace,
     plain,
@@ -58,7 +58,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let prompt = prompt(matches)?;
     let mut body = json!({ "stream": true, "max_tokens": matches.get_one::<u32>("max-tokens") });
     for (flag, value) in [
@@ -96,14 +96,14 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 
 fn prompt(matches: &ArgMatches) -> Result<String, Exit> {
     if let Some(file) = matches.get_one::<PathBuf>("file") {
-        let opened = std::fs::File::open(file).map_err(|e| Exit::file(Kind::Usage, file, &e))?;
+        let opened = std::fs::File::open(file).map_err(|e| Exit::file(ExitKind::Usage, file, &e))?;
         return read(&file.display().to_string(), opened);
     }
     match matches.get_one::<String>("prompt").map(String::as_str) {
         Some("-") => read_stdin(),
         None if !std::io::stdin().is_terminal() => read_stdin(),
         Some(prompt) => Ok(prompt.to_owned()),
-        None => Err(Exit::new(Kind::Usage, "no prompt; write it behind submit, or pipe it in")),
+        None => Err(Exit::new(ExitKind::Usage, "no prompt; write it behind submit, or pipe it in")),
     }
 }
 
@@ -114,7 +114,7 @@ fn read_stdin() -> Result<String, Exit> {
 /// A prompt, unless it is longer than any peer takes.
 fn read(name: &str, from: impl Read) -> Result<String, Exit> {
     const LONGEST: usize = limits::HTTP_BODY_BYTES;
-    let wrong = |why: &str| Exit::new(Kind::Usage, format!("{name}: {why}"));
+    let wrong = |why: &str| Exit::new(ExitKind::Usage, format!("{name}: {why}"));
     let mut text = Vec::new();
     from.take(LONGEST as u64 + 1).read_to_end(&mut text).map_err(|e| wrong(&plain::io_error(&e)))?;
     if text.len() > LONGEST {
@@ -135,7 +135,7 @@ pub(super) struct Streamed {
 
 /// Streams an answer, handing every piece of text to `show`.
 pub(super) async fn stream(
-    peer: &Peer,
+    peer: &PeerClient,
     path: &str,
     body: &Value,
     mut show: impl FnMut(&str),
@@ -145,7 +145,8 @@ pub(super) async fn stream(
     let (mut buffer, mut text, mut trace, mut done) = (Vec::new(), String::new(), None, false);
     let (mut model, mut finish) = (None, None);
     while let Some(chunk) = bytes.next().await {
-        let chunk = chunk.map_err(|e| Exit::new(Kind::Request, format!("the answer broke off: {}", unanswered(&e))))?;
+        let chunk =
+            chunk.map_err(|e| Exit::new(ExitKind::Request, format!("the answer broke off: {}", unanswered(&e))))?;
         buffer.extend_from_slice(&chunk);
         while let Some(end) = buffer.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = buffer.drain(..=end).collect();
@@ -157,7 +158,7 @@ pub(super) async fn stream(
             }
             let event: Value = serde_json::from_str(data).unwrap_or_default();
             if let Some(why) = event["error"]["message"].as_str() {
-                return Err(Exit::new(Kind::Request, format!("the answer broke off: {why}")));
+                return Err(Exit::new(ExitKind::Request, format!("the answer broke off: {why}")));
             }
             let choice = &event["choices"][0];
             model = event["model"].as_str().map(str::to_owned).or(model);
@@ -172,7 +173,7 @@ pub(super) async fn stream(
         }
     }
     if !done {
-        return Err(Exit::new(Kind::Request, "the answer broke off without an end"));
+        return Err(Exit::new(ExitKind::Request, "the answer broke off without an end"));
     }
     Ok(Streamed { text, trace, model, finish })
 }

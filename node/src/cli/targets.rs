@@ -1,13 +1,13 @@
 //! `tsnode targets`, `tsnode route` and `tsnode batch`: what members set for their swarm.
 
 use super::{
-    ask::{Peer, unread},
+    ask::{PeerClient, unread},
     asking, is_set,
     output::print_json,
     swarm_settings,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     view::SwarmView,
 };
@@ -111,9 +111,9 @@ pub(super) async fn batch(settings: &Settings, matches: &ArgMatches) -> Result<(
 }
 
 async fn set(settings: &Settings, matches: &ArgMatches, wish: &Value) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let answer = peer.send(peer.post("/api/settings", wish)).await?;
-    let answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let answer: Value = answer.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     if is_set(matches, "json") {
         return print_json(&answer);
     }

@@ -6,11 +6,11 @@ mod replay;
 mod sharing;
 
 use super::{
-    ask::Peer, decimal, detached::usual_folder, interrupts::Interrupts, is_set, json as json_flag, output::print_json,
-    requests, submit, switch, verb, whole,
+    ask::PeerClient, decimal, detached::usual_folder, interrupts::Interrupts, is_set, json as json_flag,
+    output::print_json, requests, submit, switch, verb, whole,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::{Settings, values},
     gateway::Trace,
     hardware::{ChoiceError, DeviceName},
@@ -223,7 +223,7 @@ fn spinner(message: String) -> ProgressBar {
 async fn leave(net: Testnet, interrupts: &mut Interrupts) -> Result<(), Exit> {
     let folder = net.folder().to_owned();
     interrupts.down(net).await?;
-    std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
+    std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))
 }
 
 fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Exit> {
@@ -231,12 +231,12 @@ fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Ex
     match TestnetState::read(&folder) {
         Ok(state) if state.alive().next().is_some() => {
             let what = format!("{}: a testnet is up here already; stop it with: tsnode testnet down", folder.display());
-            return Err(Exit::new(Kind::DataDir, what));
+            return Err(Exit::new(ExitKind::DataDir, what));
         }
         Err(error @ TestnetError::Broken { .. }) => return Err(exit(error)),
         _ => {}
     }
-    let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    let executable = std::env::current_exe().map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
     let number = |name: &str| usize::from(matches.get_one::<u16>(name).copied().unwrap_or_default());
     let models = matches.get_many::<String>("model").into_iter().flatten();
     let model: Vec<String> = models.flat_map(|path| ["--model".into(), path.clone()]).collect();
@@ -311,16 +311,16 @@ async fn answer(
     net: &Testnet,
     prompt: &str,
 ) -> Result<(String, Trace), Exit> {
-    let asked = net.peers().last().copied().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
+    let asked = net.peers().last().copied().ok_or_else(|| Exit::new(ExitKind::Other, "no peers to ask"))?;
     let body = json!({
         "prompt": prompt,
         "max_tokens": matches.get_one::<u32>("max-tokens"),
         "seed": 1,
         "stream": true,
     });
-    let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
+    let peer = PeerClient::of(settings, asked.http.clone(), &asked.data_dir)?;
     let answer = submit::stream(&peer, "/v1/completions", &body, |_| {}).await?;
-    let trace = answer.trace.ok_or_else(|| Exit::new(Kind::Request, "the peer did not say what ran where"))?;
+    let trace = answer.trace.ok_or_else(|| Exit::new(ExitKind::Request, "the peer did not say what ran where"))?;
     Ok((answer.text, trace))
 }
 
@@ -340,7 +340,7 @@ fn tell(matches: &ArgMatches, peers: &[&PeerInfo], text: &str, trace: &Trace, to
 fn apart(trace: &Trace) -> Result<(), Exit> {
     if trace.prefill == trace.decode {
         let why = format!("prefill and decode ran on one peer: {}", trace.reason);
-        return Err(Exit::new(Kind::Request, why));
+        return Err(Exit::new(ExitKind::Request, why));
     }
     Ok(())
 }
@@ -440,7 +440,10 @@ async fn down(matches: &ArgMatches) -> Result<(), Exit> {
         let first = down.stayed.first().map_or("", String::as_str);
         let what = format!("{} did not leave in {} s", down.stayed.join(", "), DOWN.as_secs());
         let next = format!("tsnode testnet kill {first}{}", dir_flag(matches));
-        return Err(Exit::new(Kind::Other, format!("{what}; end each with: {next}, and then: tsnode testnet down")));
+        return Err(Exit::new(
+            ExitKind::Other,
+            format!("{what}; end each with: {next}, and then: tsnode testnet down"),
+        ));
     }
     if is_set(matches, "json") {
         return print_json(&json!({ "down": down, "removed": state.folder }));

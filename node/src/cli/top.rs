@@ -5,7 +5,7 @@
 
 mod feed;
 mod frame;
-mod machine;
+mod header;
 mod panes;
 mod screen;
 mod snapshot;
@@ -19,7 +19,9 @@ use self::{
     screen::Screen,
     snapshot::{Feed, Snapshot},
 };
-use super::{ask::Peer, asking, decimal, is_set, join::status_line, output::print_json, switch, text_layout::COLUMNS};
+use super::{
+    ask::PeerClient, asking, decimal, is_set, join::status_line, output::print_json, switch, text_layout::COLUMNS,
+};
 use crate::{cli::exit::Exit, config::Settings};
 use clap::{Arg, ArgMatches, Command};
 use ratatui::{buffer::Buffer, layout::Rect};
@@ -49,7 +51,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     if is_set(matches, "json") {
         let (swarm, requests) = (peer.view().await?, peer.get::<Value>("/api/requests").await?);
         return print_json(

@@ -2,7 +2,7 @@
 
 use super::{interrupts::Interrupts, is_set, json as json_flag, output, switch, verb};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     update::{ProgramPlace, ReleaseKeys, Releases, UpdateError},
 };
 use clap::{Arg, ArgMatches, Command};
@@ -34,10 +34,10 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
-    let path = env::current_exe().map_err(|error| Exit::file(Kind::Other, "this program", &error))?;
+    let path = env::current_exe().map_err(|error| Exit::file(ExitKind::Other, "this program", &error))?;
     let place = ProgramPlace::new(path.clone());
     place.is_ours().map_err(exit)?;
-    let own = Version::parse(env!("CARGO_PKG_VERSION")).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    let own = Version::parse(env!("CARGO_PKG_VERSION")).map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
     if is_set(matches, "rollback") {
         place.go_back().map_err(exit)?;
         return said(matches, &json!({ "from": own.to_string(), "changed": true }), "changed with the program before");
@@ -105,9 +105,9 @@ fn said(matches: &ArgMatches, told: &serde_json::Value, line: &str) -> Result<()
 
 fn exit(error: UpdateError) -> Exit {
     let kind = match error {
-        UpdateError::Nowhere | UpdateError::NoKey | UpdateError::Key(_) | UpdateError::Insecure(_) => Kind::Usage,
-        UpdateError::Unreachable { .. } | UpdateError::Unsigned { .. } => Kind::Unreachable,
-        _ => Kind::Other,
+        UpdateError::Nowhere | UpdateError::NoKey | UpdateError::Key(_) | UpdateError::Insecure(_) => ExitKind::Usage,
+        UpdateError::Unreachable { .. } | UpdateError::Unsigned { .. } => ExitKind::Unreachable,
+        _ => ExitKind::Other,
     };
     Exit::new(kind, error.to_string())
 }

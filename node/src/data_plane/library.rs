@@ -30,8 +30,8 @@ const PROOF: Duration = Duration::from_secs(3);
 const BEGUN: Duration = Duration::from_secs(10);
 const SLOWEST: u64 = 125_000;
 
-type Fetched = Result<ModelFiles, ModelFilesError>;
-type FilesAnswer = oneshot::Sender<Fetched>;
+type FetchedFiles = Result<ModelFiles, ModelFilesError>;
+type FilesAnswer = oneshot::Sender<FetchedFiles>;
 
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
@@ -107,7 +107,7 @@ pub async fn run(
     let (links, roster) = (&links, &roster);
     let mut kept: Vec<ModelFiles> = Vec::new();
     let mut waiting: BTreeMap<ModelId, Vec<FilesAnswer>> = BTreeMap::new();
-    let mut fetching: FuturesUnordered<BoxFuture<'_, (ModelId, Fetched)>> = FuturesUnordered::new();
+    let mut fetching: FuturesUnordered<BoxFuture<'_, (ModelId, FetchedFiles)>> = FuturesUnordered::new();
     loop {
         let (answers, found) = tokio::select! {
             () = stop.cancelled() => return,

@@ -187,7 +187,7 @@ type Dialled = Shared<BoxFuture<'static, Result<Arc<Tuning>, LinkError>>>;
 
 /// A connection, or the attempt at one.
 #[derive(Clone)]
-struct Dial {
+struct DialAttempt {
     dialled: Dialled,
     /// Ends an attempt.
     cancel: CancellationToken,
@@ -195,7 +195,7 @@ struct Dial {
     addresses: Vec<SocketAddr>,
 }
 
-impl Dial {
+impl DialAttempt {
     /// Whether it leads nowhere any more.
     fn is_over(&self) -> bool {
         match self.dialled.peek() {
@@ -223,7 +223,7 @@ struct Inner {
     me: PeerId,
     membership: Membership,
     /// One connection per peer, beside those of [`kv_streams`], or the attempt at one. Held for map operations only.
-    dials: Mutex<BTreeMap<PeerId, Dial>>,
+    dials: Mutex<BTreeMap<PeerId, DialAttempt>>,
     known: KnownLinks,
     datagrams: Datagrams,
     uplink: Arc<Uplink>,
@@ -350,7 +350,7 @@ impl Links {
         }
         let dial = {
             let mut dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
-            if dials.get(&peer).is_some_and(Dial::is_over) {
+            if dials.get(&peer).is_some_and(DialAttempt::is_over) {
                 dials.remove(&peer);
             }
             let dial = dials.entry(peer).or_insert_with(|| self.attempt(peer, addresses.to_vec()));

@@ -3,9 +3,9 @@
 use super::{
     EncoderError,
     batch::EncoderBatch,
+    encoder_settings::EncoderSettings,
     family::{EncoderFamily, EncoderSizes, configure},
-    folder::{Tensors, fenced},
-    settings::EncoderSettings,
+    folder::{TensorsByName, fenced},
 };
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -30,7 +30,7 @@ impl EncoderNetwork {
     pub fn load(
         family: EncoderFamily,
         config: &EncoderSettings,
-        tensors: &Tensors,
+        tensors: &TensorsByName,
         weights: &Path,
     ) -> std::result::Result<(Self, EncoderSizes), EncoderError> {
         let (sizes, json) = configure(family, config)?;
@@ -79,7 +79,7 @@ fn read<T: DeserializeOwned>(config: Value) -> Result<T> {
 }
 
 /// The model's tensors under the names that candle looks for: they are saved behind the name of whatever the model was a part of.
-fn renamed(family: EncoderFamily, tensors: &Tensors) -> Option<Tensors> {
+fn renamed(family: EncoderFamily, tensors: &TensorsByName) -> Option<TensorsByName> {
     let before =
         tensors.keys().filter_map(|name| name.strip_suffix(family.anchor())).min_by_key(|before| before.len())?;
     let own = tensors.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(before)?, tensor)));

@@ -4,11 +4,11 @@ use super::{
     EncoderError,
     batch::{self, EncoderBatch, Tokenised},
     candle_models::EncoderNetwork,
+    encoder_settings::EncoderSettings,
     family::EncoderFamily,
     folder::{EncoderFolder, fenced},
-    head::{Scorer, Step},
+    head::{HeadModule, Scorer},
     pooling::{self, Pooling, pool},
-    settings::EncoderSettings,
 };
 use crate::text::tokenizer_guard;
 use candle_core::{Result as Computed, Tensor};
@@ -36,7 +36,7 @@ pub struct Encoder {
 }
 
 enum EncoderOutput {
-    Vector { ways: Vec<Pooling>, steps: Vec<Step> },
+    Vector { ways: Vec<Pooling>, steps: Vec<HeadModule> },
     Score(Scorer),
 }
 
@@ -231,11 +231,11 @@ fn vector(
                 dimensions = ways.len() * width;
             }
             "Dense" => {
-                let (step, output) = Step::dense(folder, &name)?;
+                let (step, output) = HeadModule::dense(folder, &name)?;
                 steps.push(step);
                 dimensions = output;
             }
-            "Normalize" => steps.push(Step::Normalise),
+            "Normalize" => steps.push(HeadModule::Normalise),
             _ => {
                 let path = folder.at("modules.json");
                 let what =

@@ -1,6 +1,6 @@
 //! Which kinds of models are computed, and what of a `config.json` each is made by.
 
-use super::{EncoderError, settings::EncoderSettings};
+use super::{EncoderError, encoder_settings::EncoderSettings};
 use serde_json::{Value, json};
 
 /// Most of each size: more is damage, not a model.

@@ -18,7 +18,7 @@ const WEIGHTS: u64 = 16 << 30;
 const SHARDS: usize = 64;
 
 /// Tensors by their names.
-pub(super) type Tensors = HashMap<String, Tensor>;
+pub(super) type TensorsByName = HashMap<String, Tensor>;
 
 /// A folder that is read, and a hash of all that was.
 pub(super) struct EncoderFolder {
@@ -87,14 +87,14 @@ impl EncoderFolder {
     }
 
     /// All weights of a folder inside this one; an empty name is the folder itself.
-    pub fn weights(&mut self, folder: &str) -> Result<Tensors, EncoderError> {
+    pub fn weights(&mut self, folder: &str) -> Result<TensorsByName, EncoderError> {
         let inside = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
         let index = inside("model.safetensors.index.json");
         let names: Vec<String> = match self.json_if_there(&index)? {
             Some(index_json) => self.shards(&index, &index_json)?.into_iter().map(|name| inside(&name)).collect(),
             None => vec![inside("model.safetensors")],
         };
-        let (mut all, mut left) = (Tensors::new(), WEIGHTS);
+        let (mut all, mut left) = (TensorsByName::new(), WEIGHTS);
         for name in names {
             let bytes = self.bytes(&name, left)?;
             left -= bytes.len() as u64;
@@ -115,7 +115,7 @@ impl EncoderFolder {
         Ok(names)
     }
 
-    fn read(&self, name: &str, bytes: &[u8]) -> Result<Tensors, EncoderError> {
+    fn read(&self, name: &str, bytes: &[u8]) -> Result<TensorsByName, EncoderError> {
         let broken = |error: String| EncoderError::Broken { path: self.at(name), error };
         fenced(|| candle_core::safetensors::load_buffer(bytes, &Device::Cpu)).map_err(broken)
     }

@@ -3,17 +3,17 @@
 use super::{
     EncoderError,
     batch::EncoderBatch,
+    encoder_settings::EncoderSettings,
     family::EncoderFamily,
-    folder::{EncoderFolder, Tensors, fenced},
+    folder::{EncoderFolder, TensorsByName, fenced},
     pooling::{Pooling, pool},
-    settings::EncoderSettings,
 };
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, layer_norm_no_bias, linear, linear_no_bias};
 use serde_json::{Value, json};
 
 /// A module behind the pooling.
-pub(super) enum Step {
+pub(super) enum HeadModule {
     Dense(Linear, EncoderActivation),
     Normalise,
 }
@@ -26,7 +26,7 @@ pub(super) enum EncoderActivation {
     Sigmoid,
 }
 
-impl Step {
+impl HeadModule {
     /// A dense layer of sentence-transformers.
     pub fn dense(folder: &mut EncoderFolder, name: &str) -> std::result::Result<(Self, usize), EncoderError> {
         let file = format!("{name}/config.json");
@@ -110,7 +110,7 @@ impl Scorer {
     pub fn load(
         family: EncoderFamily,
         config: &EncoderSettings,
-        tensors: &Tensors,
+        tensors: &TensorsByName,
         width: usize,
         weights: std::path::PathBuf,
     ) -> std::result::Result<Self, EncoderError> {

@@ -31,12 +31,12 @@ pub struct Computing<'c> {
 
 /// Encoders that this peer lends.
 #[derive(Clone, Default)]
-pub struct Lenders(Arc<Vec<Lender>>);
+pub struct Lenders(Arc<Vec<LentEncoder>>);
 
 impl Lenders {
     /// These.
     #[must_use]
-    pub fn new(lenders: Vec<Lender>) -> Self {
+    pub fn new(lenders: Vec<LentEncoder>) -> Self {
         Self(Arc::new(lenders))
     }
 
@@ -91,7 +91,7 @@ impl Lenders {
 }
 
 /// One encoder with its thread, which ends when nobody can ask it any more.
-pub struct Lender {
+pub struct LentEncoder {
     card: EncoderCard,
     jobs: mpsc::Sender<EncodeJob>,
     waiting: Arc<AtomicU32>,
@@ -104,7 +104,7 @@ struct EncodeJob {
     events: mpsc::Sender<EncodeEvent>,
 }
 
-impl Lender {
+impl LentEncoder {
     /// Reads the encoder in that folder and starts its thread.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! How the vectors of an input's tokens become one: as sentence-transformers' `1_Pooling/config.json` says.
 
-use super::{EncoderError, batch::EncoderBatch, settings::EncoderSettings};
+use super::{EncoderError, batch::EncoderBatch, encoder_settings::EncoderSettings};
 use candle_core::{Device, Result, Tensor};
 
 /// One way.

@@ -196,7 +196,7 @@ fn lender(name: &str) -> (Lenders, watch::Sender<bool>) {
     let (moves, moving) = watch::channel(false);
     let task = if name.ends_with("ranker") { EncoderTask::Score } else { EncoderTask::Embed };
     let computing = Computing { threads: 1, cores: None };
-    let lender = Lender::start(&folder(name), task, computing, moving).unwrap();
+    let lender = LentEncoder::start(&folder(name), task, computing, moving).unwrap();
     (Lenders::new(vec![lender]), moves)
 }
 
@@ -233,7 +233,7 @@ async fn a_lender_answers_in_order_and_refuses_what_it_has_no_room_for() {
 fn a_model_is_lent_for_what_it_is() {
     let (_moves, moving) = watch::channel(false);
     let computing = Computing { threads: 1, cores: None };
-    let start = |name: &str, task| Lender::start(&folder(name), task, computing, moving.clone()).err().unwrap();
+    let start = |name: &str, task| LentEncoder::start(&folder(name), task, computing, moving.clone()).err().unwrap();
     assert!(start("tiny-bert", EncoderTask::Score).to_string().contains("--embedding-model"));
     assert!(start("tiny-bert-ranker", EncoderTask::Embed).to_string().contains("--rerank-model"));
 }

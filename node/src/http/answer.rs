@@ -3,7 +3,7 @@
 use super::{
     ApiError, ApiState,
     request::{CompletionRequest, TakenRequest},
-    respond::{AnswerHead, AnswerWriter, Form, Frame, Piece, REQUEST_ID, trace_json, usage},
+    respond::{AnswerHead, AnswerWriter, CompletionKind, Frame, Piece, REQUEST_ID, trace_json, usage},
     sse,
     tolerance::IGNORED,
 };
@@ -20,7 +20,12 @@ const PREFILL: HeaderName = HeaderName::from_static("x-tsnode-prefill");
 const DECODE: HeaderName = HeaderName::from_static("x-tsnode-decode");
 
 /// Answers as asked.
-pub(super) async fn answered(state: &ApiState, taken: TakenRequest, wanted: CompletionRequest, form: Form) -> Response {
+pub(super) async fn answered(
+    state: &ApiState,
+    taken: TakenRequest,
+    wanted: CompletionRequest,
+    form: CompletionKind,
+) -> Response {
     let headers = headers(&taken, &wanted);
     let head = AnswerHead::of(&taken, &wanted);
     let mut response = if wanted.delivery.stream {
@@ -52,7 +57,7 @@ async fn whole(
     state: &ApiState,
     taken: TakenRequest,
     wanted: &CompletionRequest,
-    form: Form,
+    form: CompletionKind,
 ) -> Result<Value, ApiError> {
     let frame = Frame::new(&taken, form, false);
     let prompt_tokens = taken.prompt_tokens(wanted.computed());
@@ -101,8 +106,8 @@ async fn whole(
     for (index, (_, piece, of_its_prompt, prompt)) in best(answers, wanted).into_iter().enumerate() {
         let mut choice = frame.whole(index, piece, wanted, &prompt);
         match (form, of_its_prompt) {
-            (Form::Text { .. }, Some(list)) => choice["prompt_logprobs"] = list,
-            (Form::Chat, list) => of_prompt = of_prompt.or(list),
+            (CompletionKind::Text { .. }, Some(list)) => choice["prompt_logprobs"] = list,
+            (CompletionKind::Chat, list) => of_prompt = of_prompt.or(list),
             _ => {}
         }
         choices.push(choice);

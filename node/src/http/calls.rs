@@ -1,6 +1,6 @@
 //! Thoughts and calls of tools in an answer, in the form of chat completions.
 
-use crate::text::Said;
+use crate::text::AnswerPart;
 use serde_json::{Map, Value, json};
 use tsnode_protocol::RequestId;
 
@@ -32,15 +32,17 @@ impl BesideText {
     }
 
     /// Sorts parts of an answer; what is content is added to the text.
-    pub fn sort(&mut self, said: Vec<Said>, text: &mut String) {
+    pub fn sort(&mut self, said: Vec<AnswerPart>, text: &mut String) {
         for one in said {
             match one {
-                Said::Content(more) => text.push_str(&more),
-                Said::Reasoning(more) => self.reasoning.push_str(&more),
-                Said::Call { index, name } => {
+                AnswerPart::Content(more) => text.push_str(&more),
+                AnswerPart::Reasoning(more) => self.reasoning.push_str(&more),
+                AnswerPart::Call { index, name } => {
                     self.call(ToolCallDelta { index, name: Some(name), arguments: String::new() });
                 }
-                Said::Arguments { index, piece } => self.call(ToolCallDelta { index, name: None, arguments: piece }),
+                AnswerPart::Arguments { index, piece } => {
+                    self.call(ToolCallDelta { index, name: None, arguments: piece })
+                }
             }
         }
     }

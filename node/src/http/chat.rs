@@ -9,7 +9,7 @@ use super::{
     fields::{Fields, Messages},
     fingerprint, params,
     request::{self, CompletionRequest},
-    respond::{self, Form},
+    respond::{self, CompletionKind},
     structured, template,
     tolerance::Ignored,
     tools::Tools,
@@ -77,7 +77,7 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: ReadBod
     let prompts = vec![request::truncated(prompt, truncation, &wanted, &model)];
     complete::bounded_prompt_logprobs(&prompts, &wanted)?;
     let taken = request::submit(state, model, prompts, &wanted).await?;
-    Ok(answered(state, taken, wanted, Form::Chat).await)
+    Ok(answered(state, taken, wanted, CompletionKind::Chat).await)
 }
 
 /// The tokens of a conversation that is not answered, and whose they are.

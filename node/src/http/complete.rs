@@ -8,7 +8,7 @@ use super::{
     fields::{Fields, GivenPrompt, Prompt},
     fingerprint, params,
     request::{self, CompletionRequest},
-    respond::{self, Form},
+    respond::{self, CompletionKind},
     structured,
     tolerance::Ignored,
 };
@@ -92,7 +92,7 @@ pub(super) async fn answer(
     let prompts: Vec<Vec<Token>> = prompts.into_iter().map(truncated).collect();
     bounded_prompt_logprobs(&prompts, &wanted)?;
     let taken = request::submit(state, model, prompts, &wanted).await?;
-    Ok(answered(state, taken, wanted, Form::Text { echo, hides_logprobs }).await)
+    Ok(answered(state, taken, wanted, CompletionKind::Text { echo, hides_logprobs }).await)
 }
 
 /// vLLM's field: log-probabilities of the prompt's tokens, in a field of their own.

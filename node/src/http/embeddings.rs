@@ -175,7 +175,7 @@ impl VectorOptions {
         let one = |(index, one): (usize, Encoded)| Embedding {
             object: "embedding",
             index,
-            embedding: Values { values: self.shaped(one.values), format: self.format },
+            embedding: EmbeddingValues { values: self.shaped(one.values), format: self.format },
         };
         let answer = EmbeddingList {
             object: "list",
@@ -209,7 +209,7 @@ struct EmbeddingList<'m> {
 struct Embedding {
     object: &'static str,
     index: usize,
-    embedding: Values,
+    embedding: EmbeddingValues,
 }
 
 #[derive(Serialize)]
@@ -218,12 +218,12 @@ struct EmbeddingUsage {
     total_tokens: u64,
 }
 
-struct Values {
+struct EmbeddingValues {
     values: Vec<f32>,
     format: EncodingFormat,
 }
 
-impl Serialize for Values {
+impl Serialize for EmbeddingValues {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self.format {
             EncodingFormat::Float => self.values.serialize(to),

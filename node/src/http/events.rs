@@ -62,12 +62,12 @@ struct Changes<'v> {
     /// All but its peers.
     swarm: &'v SwarmView,
     /// All of them, in their order.
-    peers: Vec<Peer<'v>>,
+    peers: Vec<PeerChanges<'v>>,
 }
 
 /// A peer as a [`PeerView`] is, of its advert what was not told before.
 #[derive(Serialize)]
-struct Peer<'v> {
+struct PeerChanges<'v> {
     id: PeerId,
     #[serde(skip_serializing_if = "Option::is_none")]
     advert: Option<&'v Advert>,
@@ -129,14 +129,14 @@ impl ToldAdverts {
 }
 
 /// A peer, and what is new of its advert.
-fn changed(peer: &PeerView, news: AdvertNews) -> Peer<'_> {
+fn changed(peer: &PeerView, news: AdvertNews) -> PeerChanges<'_> {
     let PeerView { id, advert, load, groups, silent_for, silent, plan, leaving } = peer;
     let (advert, links) = match news {
         AdvertNews::Nothing => (None, Vec::new()),
         AdvertNews::Links(links) => (None, links),
         AdvertNews::All => (Some(advert), Vec::new()),
     };
-    Peer {
+    PeerChanges {
         id: *id,
         advert,
         links,

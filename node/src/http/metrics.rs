@@ -3,14 +3,14 @@
 //! What vLLM counts too has its name there beside ours, so that dashboards and load generators made for it find what they expect.
 
 mod attainment;
+mod exposition;
 mod overflows;
 mod request;
 mod services;
-mod text;
 
 pub(super) use attainment::JudgedRequest;
+pub(super) use exposition::ExpositionFormat;
 pub(super) use request::RequestStats;
-pub(super) use text::ExpositionFormat;
 
 use crate::view::{ModelTurns, SwarmView};
 use attainment::AttainmentCounters;
@@ -168,7 +168,7 @@ impl Metrics {
         self.tokens(&mut page);
         of_swarm(view, &mut page);
         of_peer(view, &mut page);
-        text::encode(&page.registry, format)
+        exposition::encode(&page.registry, format)
     }
 
     fn requests(&self, page: &mut MetricsPage) {

@@ -1,15 +1,15 @@
 //! `/openapi.json`: what this server takes and answers, for programs that read OpenAPI.
 //!
 //! Bodies are read field by field so that they take no more memory than they are long (`fields.rs`): there are no types from
-//! which a library could derive their schemas. So they are tables here ([`fields`]), and tests hold them against the reader: it
+//! which a library could derive their schemas. So they are tables here ([`request_fields`]), and tests hold them against the reader: it
 //! looks for no field that a table has not, takes what lies within its bounds, and refuses by name what does not.
 
-mod answers;
 mod apis;
-mod fields;
+mod request_fields;
+mod response_schemas;
 
 use axum::Json;
-use fields::At;
+use request_fields::At;
 use serde_json::{Map, Value, json};
 
 pub(super) async fn document() -> Json<Value> {
@@ -23,7 +23,7 @@ pub(super) async fn document() -> Json<Value> {
         },
         "paths": paths(),
         "components": {
-            "schemas": answers::schemas(),
+            "schemas": response_schemas::schemas(),
             "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
         },
     }))
@@ -47,12 +47,12 @@ fn paths() -> Map<String, Value> {
             "summary": summary,
             "security": [{}, { "key": [] }],
             "requestBody": body,
-            "responses": answers::of_a_completion(done),
+            "responses": response_schemas::of_a_completion(done),
         });
         paths.insert(path.to_owned(), json!({ "post": operation }));
     }
-    for (path, schema, summary) in answers::READ {
-        paths.insert((*path).to_owned(), json!({ "get": answers::reading(path, schema, summary) }));
+    for (path, schema, summary) in response_schemas::READ {
+        paths.insert((*path).to_owned(), json!({ "get": response_schemas::reading(path, schema, summary) }));
     }
     for operation in apis::OPERATIONS {
         let path = paths.entry(operation.path).or_insert_with(|| json!({}));
@@ -63,7 +63,7 @@ fn paths() -> Map<String, Value> {
 
 /// A body's schema. Fields that no table has are refused by name.
 fn request(at: At, needed: &str) -> Value {
-    let here = fields::all().filter(|field| field.at.is_for(at));
+    let here = request_fields::all().filter(|field| field.at.is_for(at));
     let properties: Map<String, Value> = here.map(|field| (field.name.to_owned(), field.schema())).collect();
     json!({ "type": "object", "required": [needed], "properties": properties, "additionalProperties": false })
 }

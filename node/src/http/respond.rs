@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     gateway::Trace,
-    text::{AnswerParser, Detokeniser, Passed, Said, StopStrings, TextModel, ToolFormat},
+    text::{AnswerParser, AnswerPart, Detokeniser, Passed, StopStrings, TextModel, ToolFormat},
 };
 use axum::http::HeaderName;
 use serde_json::{Map, Value, json};
@@ -25,7 +25,7 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 
 /// Which kind of completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum CompletionKind {
     Chat,
     Text {
         /// The prompt comes first in the answer.
@@ -110,7 +110,7 @@ pub(super) struct AnswerWriter<'m> {
     ended: &'static str,
     wanted: &'m CompletionRequest,
     stop_tokens: Vec<Token>,
-    form: Form,
+    form: CompletionKind,
     logprobs: Option<u8>,
     /// Tokens so far.
     pub generated: usize,
@@ -131,14 +131,16 @@ pub(super) struct AnswerWriter<'m> {
 }
 
 impl<'m> AnswerWriter<'m> {
-    pub fn new(model: &'m TextModel, wanted: &'m CompletionRequest, form: Form, answer: &Answer) -> Self {
-        let echo = matches!(form, Form::Text { echo: true, .. });
-        let hides_logprobs = matches!(form, Form::Text { hides_logprobs: true, .. });
+    pub fn new(model: &'m TextModel, wanted: &'m CompletionRequest, form: CompletionKind, answer: &Answer) -> Self {
+        let echo = matches!(form, CompletionKind::Text { echo: true, .. });
+        let hides_logprobs = matches!(form, CompletionKind::Text { hides_logprobs: true, .. });
         let AnswerEnds { skip_special_tokens, include_stop, min_tokens, .. } = wanted.ends;
         let tools = wanted.tools.as_ref();
         let (parser, kept) = match form {
-            Form::Chat => (model.parser(&answer.prompt, tools.map(Tools::callable)), model.kept(tools.is_some())),
-            Form::Text { .. } => Default::default(),
+            CompletionKind::Chat => {
+                (model.parser(&answer.prompt, tools.map(Tools::callable)), model.kept(tools.is_some()))
+            }
+            CompletionKind::Text { .. } => Default::default(),
         };
         Self {
             model,
@@ -253,7 +255,7 @@ impl<'m> AnswerWriter<'m> {
         self.sort(said, piece);
     }
 
-    fn sort(&mut self, said: Vec<Said>, piece: &mut Piece) {
+    fn sort(&mut self, said: Vec<AnswerPart>, piece: &mut Piece) {
         let mut beside = BesideText::default();
         beside.sort(said, &mut piece.text);
         if let Some(tools) = self.wanted.tools.as_ref().filter(|_| !beside.calls.is_empty()) {
@@ -316,8 +318,8 @@ impl<'m> AnswerWriter<'m> {
     fn logprob(&self, sampled: &Sampled) -> Value {
         let names = self.wanted.delivery.names;
         match self.form {
-            Form::Chat => logprobs::chat(&self.detokeniser, sampled, names),
-            Form::Text { .. } => logprobs::older(&self.detokeniser, sampled, self.offset, names),
+            CompletionKind::Chat => logprobs::chat(&self.detokeniser, sampled, names),
+            CompletionKind::Text { .. } => logprobs::older(&self.detokeniser, sampled, self.offset, names),
         }
     }
 }
@@ -330,16 +332,16 @@ pub(super) struct Frame {
     model_id: ModelId,
     request: RequestId,
     has_short_ids: bool,
-    form: Form,
+    form: CompletionKind,
     object: &'static str,
 }
 
 impl Frame {
-    pub fn new(taken: &TakenRequest, form: Form, stream: bool) -> Self {
+    pub fn new(taken: &TakenRequest, form: CompletionKind, stream: bool) -> Self {
         let (prefix, object) = match (form, stream) {
-            (Form::Chat, false) => ("chatcmpl", "chat.completion"),
-            (Form::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
-            (Form::Text { .. }, _) => ("cmpl", "text_completion"),
+            (CompletionKind::Chat, false) => ("chatcmpl", "chat.completion"),
+            (CompletionKind::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
+            (CompletionKind::Text { .. }, _) => ("cmpl", "text_completion"),
         };
         let RequestId(id) = taken.request;
         Self {
@@ -372,7 +374,7 @@ impl Frame {
 
     pub fn whole(&self, index: usize, piece: Piece, wanted: &CompletionRequest, prompt: &[Token]) -> Value {
         let mut choice = self.choice(index, &piece, wanted, Some(prompt));
-        if self.form == Form::Chat {
+        if self.form == CompletionKind::Chat {
             choice["message"] = json!({ "role": "assistant", "content": piece.text, "refusal": null });
             piece.beside.whole(&mut choice["message"], self.call_ids(index));
         } else {
@@ -384,7 +386,7 @@ impl Frame {
     /// A part of a streamed answer; the first one says who speaks.
     pub fn part(&self, index: usize, piece: &Piece, wanted: &CompletionRequest, first: Option<&[Token]>) -> Value {
         let mut choice = self.choice(index, piece, wanted, first);
-        if self.form == Form::Chat {
+        if self.form == CompletionKind::Chat {
             let mut delta = Map::new();
             if first.is_some() {
                 delta.insert("role".into(), json!("assistant"));
@@ -410,8 +412,8 @@ impl Frame {
         choice["stop_reason"] = json!(piece.stop);
         if wanted.sampling.logprobs.is_some() && !piece.logprobs.is_empty() {
             choice["logprobs"] = match self.form {
-                Form::Chat => json!({ "content": piece.logprobs, "refusal": null }),
-                Form::Text { .. } => logprobs::columns(&piece.logprobs),
+                CompletionKind::Chat => json!({ "content": piece.logprobs, "refusal": null }),
+                CompletionKind::Text { .. } => logprobs::columns(&piece.logprobs),
             };
         }
         if wanted.delivery.token_ids {

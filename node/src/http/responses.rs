@@ -9,7 +9,7 @@ pub(super) use response_store::ResponseStore;
 
 use super::{
     ApiError, ApiState,
-    translate::{self, AnswerHead, Framing, Part, StreamEvent, Teller, Usage},
+    translate::{self, AnswerHead, CompletionPart, Framing, StreamEvent, Teller, Usage},
 };
 use answer::ResponsesTeller;
 use axum::{
@@ -71,7 +71,7 @@ impl Teller for KeptResponse {
         self.telling.begin(head)
     }
 
-    fn add(&mut self, part: Part) -> Vec<StreamEvent> {
+    fn add(&mut self, part: CompletionPart) -> Vec<StreamEvent> {
         self.telling.add(part)
     }
 
@@ -85,7 +85,7 @@ impl Teller for KeptResponse {
         self.telling.fail(error)
     }
 
-    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value {
+    fn whole(&mut self, head: &AnswerHead, answer: CompletionPart, usage: Usage) -> Value {
         let whole = self.telling.whole(head, answer, usage);
         self.keep();
         whole

@@ -6,7 +6,7 @@
 use super::{
     ApiError, ApiState,
     request::{Answer, CompletionRequest, TakenRequest},
-    respond::{self, AnswerWriter, Form, Frame, Piece},
+    respond::{self, AnswerWriter, CompletionKind, Frame, Piece},
 };
 use crate::gateway::{Reply, SeenAnswer};
 use axum::response::{
@@ -31,7 +31,12 @@ type Events = mpsc::Sender<Result<Event, Infallible>>;
 /// A client that hung up: its answers are dropped, which frees their pages.
 struct ClientGone;
 
-pub(super) fn stream(state: ApiState, taken: TakenRequest, wanted: CompletionRequest, form: Form) -> Response {
+pub(super) fn stream(
+    state: ApiState,
+    taken: TakenRequest,
+    wanted: CompletionRequest,
+    form: CompletionKind,
+) -> Response {
     let (events, receiver) = mpsc::channel(EVENTS);
     crate::tasks::spawn("streamed answer", async move {
         // A client that has gone is counted by what it leaves behind.
@@ -50,7 +55,7 @@ async fn write(
     state: &ApiState,
     taken: TakenRequest,
     wanted: &CompletionRequest,
-    form: Form,
+    form: CompletionKind,
     events: &Events,
 ) -> Result<(), ClientGone> {
     let frame = Frame::new(&taken, form, true);

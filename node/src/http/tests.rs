@@ -59,7 +59,7 @@ use tsnode_protocol::{
 };
 
 /// What the gateway does with a request.
-pub(super) enum Part {
+pub(super) enum GatewayReply {
     /// Every token of this text, with one alternative each, then the end.
     Say(&'static str, End),
     /// These tokens, with an alternative each, then the end.
@@ -114,15 +114,15 @@ fn keys(key: Option<&str>, per_minute: Option<u32>) -> Gatekeeper {
 }
 
 impl Api {
-    pub(super) async fn up(part: Part) -> Self {
+    pub(super) async fn up(part: GatewayReply) -> Self {
         Self::with(part, keys(None, None)).await
     }
 
-    async fn with(part: Part, gatekeeper: Gatekeeper) -> Self {
+    async fn with(part: GatewayReply, gatekeeper: Gatekeeper) -> Self {
         Self::of(files(), part, gatekeeper).await
     }
 
-    async fn of(files: ModelFiles, part: Part, gatekeeper: Gatekeeper) -> Self {
+    async fn of(files: ModelFiles, part: GatewayReply, gatekeeper: Gatekeeper) -> Self {
         let (view, watched) = watch::channel(view(vec![files.card.clone()]));
         let (gateway, submissions) = GatewayHandle::channel();
         let (library, mut queries) = ModelLibrary::channel();
@@ -186,7 +186,7 @@ impl Api {
 
 /// The gateway's part.
 async fn play(
-    part: Part,
+    part: GatewayReply,
     text: TextModel,
     mut submissions: mpsc::Receiver<Submission>,
     asked: Arc<Mutex<Vec<PreparedRequest>>>,
@@ -202,13 +202,13 @@ async fn play(
         asked.lock().unwrap().push(prompt);
         let accepted = Accepted { prefill: PeerId([3; 32]), decode: PeerId([4; 32]), replies: reader };
         let (tokens, end) = match &part {
-            Part::Refuse => {
+            GatewayReply::Refuse => {
                 let reason = "no group".to_owned();
                 let refusal = SubmitError::Unserved { reason, retry_after: Duration::from_secs(3) };
                 drop(answer.send(Err(refusal)));
                 continue;
             }
-            Part::Hang => {
+            GatewayReply::Hang => {
                 replies.send(token(&text, 0, Token(300))).await.unwrap();
                 drop(answer.send(Ok(accepted)));
                 let drops = drops.clone();
@@ -218,9 +218,9 @@ async fn play(
                 });
                 continue;
             }
-            Part::Say(said, end) => (in_tokens(&text, said), Some(end.clone())),
-            Part::Write(tokens) => (tokens.clone(), Some(End::Stop)),
-            Part::BreakOff(said) => (in_tokens(&text, said), None),
+            GatewayReply::Say(said, end) => (in_tokens(&text, said), Some(end.clone())),
+            GatewayReply::Write(tokens) => (tokens.clone(), Some(End::Stop)),
+            GatewayReply::BreakOff(said) => (in_tokens(&text, said), None),
         };
         replies.send(Reply::Settled(KvCodec::Int4.into())).await.unwrap();
         for (index, one) in tokens.into_iter().enumerate() {
@@ -257,6 +257,6 @@ pub(super) fn hello() -> Value {
     json!([{ "role": "user", "content": "Hello" }])
 }
 
-pub(super) fn said(end: End) -> Part {
-    Part::Say("The wind was in the house.", end)
+pub(super) fn said(end: End) -> GatewayReply {
+    GatewayReply::Say("The wind was in the house.", end)
 }

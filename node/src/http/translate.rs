@@ -2,12 +2,12 @@
 //!
 //! Each API is a pure pair: fields in, and a [`Teller`] of the answer out. What completions learn, the other APIs can say.
 
-mod answer;
+mod completion_part;
 mod form;
-mod lines;
+mod stream_lines;
 
 pub(super) use super::respond::AnswerHead;
-pub(super) use answer::{CallPart, Part, Usage, call_id};
+pub(super) use completion_part::{CallPart, CompletionPart, Usage, call_id};
 pub(super) use form::errors;
 
 use super::{ApiError, ApiState, bodies::ReadBody, chat, complete, fields::Fields, naming, sse};
@@ -21,10 +21,10 @@ use axum::{
     },
 };
 use futures::{Stream, StreamExt, stream};
-use lines::{Line, StreamLines};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use stream_lines::{StreamLine, StreamLines};
 
 /// The longest whole answer that is told in other words (bytes): a million tokens, and more.
 const ANSWER_BYTES: usize = 64 << 20;
@@ -34,7 +34,7 @@ const OF_THE_BODY: [header::HeaderName; 4] =
 
 /// Which completion a request becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TranslatedKind {
     Chat,
     /// A prompt that no template renders.
     Text,
@@ -43,7 +43,7 @@ pub(super) enum Kind {
 /// A request in the words of completions, and who tells its answer.
 #[derive(Debug)]
 pub(super) struct Translated<T> {
-    pub kind: Kind,
+    pub kind: TranslatedKind,
     /// Fields of the completion.
     pub body: Value,
     pub stream: bool,
@@ -74,13 +74,13 @@ pub(super) trait Teller: Send + 'static {
     /// What begins a stream.
     fn begin(&mut self, head: &AnswerHead) -> Vec<StreamEvent>;
     /// Some of the answer.
-    fn add(&mut self, part: Part) -> Vec<StreamEvent>;
+    fn add(&mut self, part: CompletionPart) -> Vec<StreamEvent>;
     /// What closes a stream, or nothing where that has failed.
     fn end(&mut self, usage: Usage) -> Vec<StreamEvent>;
     /// The answer broke off.
     fn fail(&mut self, error: &Value) -> Vec<StreamEvent>;
     /// The whole of an answer that is not streamed.
-    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value;
+    fn whole(&mut self, head: &AnswerHead, answer: CompletionPart, usage: Usage) -> Value;
 }
 
 /// A value's field, which it no longer has; null where the value is no object.
@@ -101,7 +101,7 @@ pub(super) async fn answer<T: Teller>(
 
 /// What is left of a translation when its fields are a completion's.
 pub(super) struct Translation<T> {
-    kind: Kind,
+    kind: TranslatedKind,
     stream: bool,
     pub teller: T,
 }
@@ -140,8 +140,8 @@ pub(super) async fn conduct<T: Teller>(
 ) -> Result<Response, ApiError> {
     let Translation { kind, stream, mut teller } = told;
     let answered = match kind {
-        Kind::Chat => chat::answer(state, headers, asked).await?,
-        Kind::Text => complete::answer(state, headers, asked, complete::Unsaid::Context).await?,
+        TranslatedKind::Chat => chat::answer(state, headers, asked).await?,
+        TranslatedKind::Text => complete::answer(state, headers, asked, complete::Unsaid::Context).await?,
     };
     if !answered.status().is_success() {
         return Ok(answered);
@@ -153,7 +153,7 @@ pub(super) async fn conduct<T: Teller>(
     } else {
         let bytes = to_bytes(body, ANSWER_BYTES).await.map_err(|error| ApiError::Failed(error.to_string()))?;
         let whole: Value = serde_json::from_slice(&bytes).map_err(|error| ApiError::Failed(error.to_string()))?;
-        Json(teller.whole(&head, Part::of(&whole), Usage::of(&whole))).into_response()
+        Json(teller.whole(&head, CompletionPart::of(&whole), Usage::of(&whole))).into_response()
     };
     let kept = parts.headers.into_iter().filter_map(|(name, value)| Some((name?, value)));
     response.headers_mut().extend(kept.filter(|(name, _)| !OF_THE_BODY.contains(name)));
@@ -208,12 +208,12 @@ impl<T: Teller> Telling<T> {
                 return None;
             }
             let said = match self.lines.next().await {
-                Some(Line::Data(data)) if data["error"].is_null() => {
+                Some(StreamLine::Data(data)) if data["error"].is_null() => {
                     self.usage = Usage::in_stream(&data).unwrap_or(self.usage);
-                    self.teller.add(Part::of(&data))
+                    self.teller.add(CompletionPart::of(&data))
                 }
-                Some(Line::Data(data)) => self.fail(&data["error"]),
-                Some(Line::Done) => {
+                Some(StreamLine::Data(data)) => self.fail(&data["error"]),
+                Some(StreamLine::Done) => {
                     self.is_over = true;
                     self.teller.end(self.usage)
                 }

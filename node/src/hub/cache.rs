@@ -5,7 +5,7 @@ use super::{
     error::HubError,
     hash::BlobHash,
     name::{ModelName, Quant, RepoId, Revision},
-    repo_files::{self, ChosenFiles, Form, INDEX},
+    repo_files::{self, CheckpointFormat, ChosenFiles, INDEX},
 };
 use crate::{platform, store::disk};
 use std::collections::BTreeSet;
@@ -183,11 +183,11 @@ impl Cache {
     fn described(&self, name: &ModelName, commit: Revision, choice: &ChosenFiles) -> CachedModel {
         let snapshot = self.snapshot(&name.repo, &commit);
         let path = match &choice.form {
-            Form::Gguf(first) => snapshot.join(first),
-            Form::Folder | Form::Pickles => snapshot.clone(),
+            CheckpointFormat::Gguf(first) => snapshot.join(first),
+            CheckpointFormat::Folder | CheckpointFormat::Pickles => snapshot.clone(),
         };
         let bytes = choice.files.iter().filter_map(|file| fs::metadata(snapshot.join(file)).ok());
-        let pickles = choice.form == Form::Pickles;
+        let pickles = choice.form == CheckpointFormat::Pickles;
         let lacking = if pickles { None } else { repo_files::lacking(choice, index_of(&snapshot).as_deref()) };
         CachedModel { name: name.clone(), bytes: bytes.map(|about| about.len()).sum(), commit, lacking, pickles, path }
     }

@@ -7,7 +7,7 @@ use super::{
     error::HubError,
     name::{ModelName, RepoId},
     news::PullNews,
-    repo_files::{self, Form},
+    repo_files::{self, CheckpointFormat},
 };
 use crate::platform;
 use std::collections::BTreeMap;
@@ -117,7 +117,7 @@ fn absent(cache: &Cache, name: &ModelName) -> HubError {
 fn chosen(info: &RepoInfo, name: &ModelName, intent: Use) -> Result<Vec<String>, HubError> {
     let paths: Vec<String> = info.files.iter().map(|file| file.path.clone()).collect();
     let choice = repo_files::choose(&paths, name)?;
-    if choice.form == Form::Pickles {
+    if choice.form == CheckpointFormat::Pickles {
         return match intent {
             Use::Serve => Err(HubError::NoWeights { repo: name.repo.clone(), pickles: true }),
             Use::Keep => Ok(choice.files),

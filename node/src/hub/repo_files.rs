@@ -16,7 +16,7 @@ const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
 
 /// What is opened to serve a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum CheckpointFormat {
     /// A folder of safetensors.
     Folder,
     /// A GGUF file, or the first of several.
@@ -31,7 +31,7 @@ pub struct ChosenFiles {
     /// By their paths in the repository, in order.
     pub files: Vec<String>,
     /// What is opened.
-    pub form: Form,
+    pub form: CheckpointFormat,
 }
 
 /// Chooses among a repository's files.
@@ -45,7 +45,7 @@ pub fn choose(files: &[String], name: &ModelName) -> Result<ChosenFiles, HubErro
     }
     let weights = safetensors(files);
     if !weights.is_empty() {
-        return Ok(ChosenFiles { files: with_small(files, weights), form: Form::Folder });
+        return Ok(ChosenFiles { files: with_small(files, weights), form: CheckpointFormat::Folder });
     }
     if models.len() == 1 {
         return Ok(gguf(&models[0].1));
@@ -58,7 +58,7 @@ pub fn choose(files: &[String], name: &ModelName) -> Result<ChosenFiles, HubErro
     let pickles: Vec<String> = files.iter().filter(|file| is_pickle(file)).cloned().collect();
     match pickles.is_empty() {
         true => Err(HubError::NoWeights { repo: name.repo.clone(), pickles: false }),
-        false => Ok(ChosenFiles { files: with_small(files, pickles), form: Form::Pickles }),
+        false => Ok(ChosenFiles { files: with_small(files, pickles), form: CheckpointFormat::Pickles }),
     }
 }
 
@@ -75,7 +75,7 @@ pub fn names(files: &[String], name: &ModelName) -> Vec<ModelName> {
 /// A file that a choice lacks, as its index or the numbers in its names say.
 pub fn lacking(choice: &ChosenFiles, index: Option<&[u8]>) -> Option<String> {
     let has = |file: &str| choice.files.iter().any(|other| other == file);
-    if let Form::Gguf(first) = &choice.form {
+    if let CheckpointFormat::Gguf(first) = &choice.form {
         return numbered(first)?.rest().find(|file| !has(file));
     }
     let needed = NEEDED.into_iter().find(|file| !has(file)).map(str::to_owned);
@@ -153,7 +153,7 @@ fn of_quant(models: &[(Option<Quant>, Vec<String>)], quant: &Quant, name: &Model
 fn gguf(files: &[String]) -> ChosenFiles {
     let mut files = files.to_vec();
     files.sort();
-    ChosenFiles { form: Form::Gguf(files[0].clone()), files }
+    ChosenFiles { form: CheckpointFormat::Gguf(files[0].clone()), files }
 }
 
 /// A file that is one of several.
@@ -212,7 +212,7 @@ mod tests {
         ];
         let choice = of("a/b", &there).unwrap();
         let wanted = ["1_Pooling/config.json", "LICENSE", "config.json", "model.safetensors", "tokenizer.json"];
-        assert_eq!((choice.files, choice.form), (files(&wanted), Form::Folder));
+        assert_eq!((choice.files, choice.form), (files(&wanted), CheckpointFormat::Folder));
         let parts = ["config.json", INDEX, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
         let choice = of("a/b", &parts).unwrap();
         assert_eq!(choice.files.len(), 4);
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_quantisation_is_one_model_of_several() {
         let there = ["m-Q4_K_M.gguf", "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf", "mmproj-F16.gguf"];
-        assert_eq!(of("a/b:q8_0", &there).unwrap().form, Form::Gguf("m-Q8_0-00001-of-00002.gguf".into()));
+        assert_eq!(of("a/b:q8_0", &there).unwrap().form, CheckpointFormat::Gguf("m-Q8_0-00001-of-00002.gguf".into()));
         assert_eq!(of("a/b:Q8_0", &there).unwrap().files.len(), 2);
         assert_eq!(of("a/b", &there).unwrap().files, ["m-Q4_K_M.gguf"], "the usual one");
         let said = of("a/b:Q2_K", &there).unwrap_err();
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn pickles_are_no_model_yet() {
-        assert_eq!(of("a/b", &["config.json", "pytorch_model.bin"]).unwrap().form, Form::Pickles);
+        assert_eq!(of("a/b", &["config.json", "pytorch_model.bin"]).unwrap().form, CheckpointFormat::Pickles);
         assert!(of("a/b", &["README.md"]).unwrap_err().contains("neither safetensors nor GGUF"));
     }
 }

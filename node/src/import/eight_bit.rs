@@ -23,7 +23,7 @@ const SCALES: [&str; 3] = ["_scale_inv", "_scale", ".input_scale"];
 
 /// How a tensor's numbers lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum TensorFormat {
     /// Four bits of exponent, three of fraction.
     E4m3,
     /// Five bits of exponent, two of fraction.
@@ -32,7 +32,7 @@ enum Form {
     Kept(&'static str, usize),
 }
 
-impl Form {
+impl TensorFormat {
     fn of(dtype: &str) -> Option<Self> {
         Some(match dtype {
             "F8_E4M3" => Self::E4m3,
@@ -85,7 +85,7 @@ fn e4m3(code: u8) -> f32 {
 #[derive(Clone, Debug)]
 struct EightBitTensor {
     file: usize,
-    form: Form,
+    form: TensorFormat,
     shape: Vec<usize>,
     at: u64,
     bytes: usize,
@@ -281,12 +281,14 @@ impl MatrixScale {
     }
 }
 
-fn floats(form: Form, bytes: &[u8]) -> Option<Vec<f32>> {
+fn floats(form: TensorFormat, bytes: &[u8]) -> Option<Vec<f32>> {
     let pairs = || bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
     let numbers: Vec<f32> = match form {
-        Form::Kept("F32", _) => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        Form::Kept("BF16", _) => pairs().map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
-        Form::Kept("F16", _) => pairs().map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
+        TensorFormat::Kept("F32", _) => {
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        }
+        TensorFormat::Kept("BF16", _) => pairs().map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
+        TensorFormat::Kept("F16", _) => pairs().map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
         _ => return None,
     };
     (!numbers.is_empty() && numbers.iter().all(|number| number.is_finite())).then_some(numbers)
@@ -295,7 +297,7 @@ fn floats(form: Form, bytes: &[u8]) -> Option<Vec<f32>> {
 /// Where a header says that a tensor lies; refused where that is not within the file.
 fn place(entry: &Value, file: usize, start: u64, size: u64) -> Result<EightBitTensor, String> {
     let dtype = entry["dtype"].as_str().unwrap_or_default();
-    let form = Form::of(dtype).ok_or_else(|| format!("{dtype:?} is not read"))?;
+    let form = TensorFormat::of(dtype).ok_or_else(|| format!("{dtype:?} is not read"))?;
     let whole = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
     let list = |name: &str| entry[name].as_array()?.iter().map(whole).collect::<Option<Vec<usize>>>();
     let (shape, offsets) = (list("shape"), list("data_offsets"));
@@ -353,7 +355,7 @@ mod tests {
             assert_eq!(e4m3(code), number, "{code:x}");
         }
         assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan() && e4m3(0) == 0.0);
-        let wide = Form::E5m2.codes().unwrap();
+        let wide = TensorFormat::E5m2.codes().unwrap();
         assert_eq!((wide[0x7b], wide[0x3c], wide[0x01], wide[0xbd]), (57344.0, 1.0, 2_f32.powi(-16), -1.25));
     }
 

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     data_plane::library::Shelf,
-    embedding::{Computing, Lender, Lenders},
+    embedding::{Computing, Lenders, LentEncoder},
     faults::Faults,
     hardware::cores,
     hub::CachedOrigin,
@@ -138,12 +138,12 @@ impl Resources {
 pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Result<Lenders, NodeError> {
     let computing = Computing { threads: config.threads.count, cores: config.cores.as_ref() };
     let start = |(path, task): &(PathBuf, EncoderTask)| {
-        let lender = Lender::start(path, *task, computing, moving.clone())?;
+        let lender = LentEncoder::start(path, *task, computing, moving.clone())?;
         let EncoderCard { name, dimensions, context, .. } = lender.card();
         tracing::info!(name, dimensions, context, "lends an encoder");
         Ok(lender)
     };
-    let started: Result<Vec<Lender>, NodeError> =
+    let started: Result<Vec<LentEncoder>, NodeError> =
         tokio::task::block_in_place(|| config.encoders.iter().map(start).collect());
     Ok(Lenders::new(started?))
 }

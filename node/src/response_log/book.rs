@@ -21,7 +21,7 @@ const GATEWAYS: usize = 4;
 /// Whose response log. Those of one request lie side by side, by the gateway that TLS proved to write them, so that nobody can
 /// change or replace another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct ResponseKey {
     pub request: RequestId,
     pub gateway: PeerId,
 }
@@ -34,12 +34,12 @@ pub(super) struct LogLife(u64);
 #[derive(Default)]
 pub(super) struct Book {
     lives: u64,
-    entries: BTreeMap<Key, LogEntry>,
+    entries: BTreeMap<ResponseKey, LogEntry>,
     bytes: usize,
     /// Those of which the disk does not have all.
-    unsaved: BTreeSet<Key>,
+    unsaved: BTreeSet<ResponseKey>,
     /// Those that are of no use any more, and that the disk still has.
-    forgotten: BTreeSet<Key>,
+    forgotten: BTreeSet<ResponseKey>,
 }
 
 struct LogEntry {
@@ -55,7 +55,7 @@ struct LogEntry {
 impl Book {
     /// A response log begins; the same gateway's of before is replaced. No response log begins where too many gateways write one of that
     /// name.
-    pub fn open(&mut self, key: Key, asked: Fingerprint, said: Recalled) -> Option<LogLife> {
+    pub fn open(&mut self, key: ResponseKey, asked: Fingerprint, said: Recalled) -> Option<LogLife> {
         self.forget_old(Instant::now());
         if !self.entries.contains_key(&key) && self.of(key.request).count() >= GATEWAYS {
             return None;
@@ -65,12 +65,12 @@ impl Book {
     }
 
     /// One that was found on the disk. It is kept as if it had been written now: clocks may have been set meanwhile.
-    pub fn restore(&mut self, key: Key, asked: Fingerprint, said: Recalled) {
+    pub fn restore(&mut self, key: ResponseKey, asked: Fingerprint, said: Recalled) {
         let saved = Some(said.answer.len());
         self.insert(key, asked, said, saved, true);
     }
 
-    fn insert(&mut self, key: Key, asked: Fingerprint, said: Recalled, saved: Option<usize>, over: bool) {
+    fn insert(&mut self, key: ResponseKey, asked: Fingerprint, said: Recalled, saved: Option<usize>, over: bool) {
         self.remove(key);
         self.bytes += said.answer.iter().map(size).sum::<usize>();
         self.lives += 1;
@@ -83,12 +83,12 @@ impl Book {
     }
 
     /// The response log of that key there is now.
-    pub fn life(&self, key: Key) -> Option<LogLife> {
+    pub fn life(&self, key: ResponseKey) -> Option<LogLife> {
         self.entries.get(&key).map(|e| e.life)
     }
 
     /// Whether there is still that response log, and room in it.
-    pub fn add(&mut self, key: Key, life: LogLife, tokens: impl IntoIterator<Item = Sampled>) -> bool {
+    pub fn add(&mut self, key: ResponseKey, life: LogLife, tokens: impl IntoIterator<Item = Sampled>) -> bool {
         let Some(entry) = self.entries.get_mut(&key).filter(|e| e.life == life) else { return false };
         let before = entry.said.answer.len();
         let room = (limits::SEQUENCE_TOKENS as usize).saturating_sub(before);
@@ -100,34 +100,34 @@ impl Book {
         true
     }
 
-    pub fn settled(&mut self, key: Key, life: LogLife, codec: PromptCodec, holder: Option<GroupId>) {
+    pub fn settled(&mut self, key: ResponseKey, life: LogLife, codec: PromptCodec, holder: Option<GroupId>) {
         if let Some(entry) = self.entries.get_mut(&key).filter(|e| e.life == life) {
             (entry.said.codec, entry.said.holder) = (codec, holder);
         }
     }
 
-    pub fn end(&mut self, key: Key, life: LogLife) {
+    pub fn end(&mut self, key: ResponseKey, life: LogLife) {
         if let Some(entry) = self.entries.get_mut(&key).filter(|e| e.life == life) {
             entry.over = true;
         }
     }
 
-    pub fn asked(&self, key: Key) -> Option<Fingerprint> {
+    pub fn asked(&self, key: ResponseKey) -> Option<Fingerprint> {
         self.entries.get(&key).map(|e| e.asked)
     }
 
     /// The longest answer to just this.
-    pub fn best(&self, head: ResponseLogHead) -> Option<Key> {
+    pub fn best(&self, head: ResponseLogHead) -> Option<ResponseKey> {
         let same = self.of(head.request).filter(|(_, e)| e.asked == head.asked && !e.said.answer.is_empty());
         same.max_by_key(|(_, e)| e.said.answer.len()).map(|(key, _)| *key)
     }
 
-    pub fn said(&self, key: Key) -> Option<Recalled> {
+    pub fn said(&self, key: ResponseKey) -> Option<Recalled> {
         self.entries.get(&key).map(|e| e.said.clone())
     }
 
     /// What was said after the first `sent` tokens, and whether that was all.
-    pub fn after(&self, key: Key, life: LogLife, sent: usize) -> Option<(ResponseLogPart, bool)> {
+    pub fn after(&self, key: ResponseKey, life: LogLife, sent: usize) -> Option<(ResponseLogPart, bool)> {
         let entry = self.entries.get(&key).filter(|e| e.life == life)?;
         Some((part(entry, sent, PART_TOKENS), entry.over))
     }
@@ -135,7 +135,7 @@ impl Book {
     /// Those that nobody has added to for long are of no use any more.
     pub fn forget_old(&mut self, now: Instant) {
         let old = |e: &LogEntry| now.saturating_duration_since(e.touched) > KEPT;
-        let stale: Vec<Key> = self.entries.iter().filter(|(_, e)| old(e)).map(|(key, _)| *key).collect();
+        let stale: Vec<ResponseKey> = self.entries.iter().filter(|(_, e)| old(e)).map(|(key, _)| *key).collect();
         stale.into_iter().for_each(|key| self.remove(key));
     }
 
@@ -145,11 +145,11 @@ impl Book {
 
     /// The next of what the disk does not have, of one response log at a time; it counts as saved from then on.
     pub fn next_unsaved(&mut self, at: u64) -> Option<Vec<Record>> {
-        if let Some(Key { request, gateway }) = self.forgotten.pop_first() {
+        if let Some(ResponseKey { request, gateway }) = self.forgotten.pop_first() {
             return Some(vec![Record::Forget { request, gateway }]);
         }
         let key = self.unsaved.pop_first()?;
-        let Key { request, gateway } = key;
+        let ResponseKey { request, gateway } = key;
         let mut records = Vec::new();
         let Some(entry) = self.entries.get_mut(&key) else { return Some(records) };
         if entry.saved.is_none() {
@@ -175,8 +175,8 @@ impl Book {
         self.entries.values_mut().for_each(|e| e.saved = None);
     }
 
-    fn of(&self, request: RequestId) -> impl Iterator<Item = (&Key, &LogEntry)> {
-        let [first, last] = [[0; 32], [0xFF; 32]].map(|id| Key { request, gateway: PeerId(id) });
+    fn of(&self, request: RequestId) -> impl Iterator<Item = (&ResponseKey, &LogEntry)> {
+        let [first, last] = [[0; 32], [0xFF; 32]].map(|id| ResponseKey { request, gateway: PeerId(id) });
         self.entries.range(first..=last)
     }
 
@@ -188,7 +188,7 @@ impl Book {
         }
     }
 
-    fn remove(&mut self, key: Key) {
+    fn remove(&mut self, key: ResponseKey) {
         self.unsaved.remove(&key);
         if let Some(entry) = self.entries.remove(&key) {
             self.bytes -= entry.said.answer.iter().map(size).sum::<usize>();
@@ -223,13 +223,13 @@ mod tests {
         Recalled::default()
     }
 
-    fn add(book: &mut Book, key: Key, said: Vec<Sampled>) {
+    fn add(book: &mut Book, key: ResponseKey, said: Vec<Sampled>) {
         let life = book.life(key).unwrap();
         assert!(book.add(key, life, said));
     }
 
-    fn key(request: u128, gateway: u8) -> Key {
-        Key { request: RequestId(request.to_le_bytes()), gateway: PeerId([gateway; 32]) }
+    fn key(request: u128, gateway: u8) -> ResponseKey {
+        ResponseKey { request: RequestId(request.to_le_bytes()), gateway: PeerId([gateway; 32]) }
     }
 
     #[test]
@@ -306,7 +306,7 @@ mod tests {
         let (entry, later) = (book.entries.get_mut(&key(2, 1)).unwrap(), Duration::from_secs(1));
         entry.touched += later;
         book.forget_old(Instant::now() + KEPT + later / 2);
-        let Key { request, gateway } = key(1, 1);
+        let ResponseKey { request, gateway } = key(1, 1);
         assert_eq!(all(&mut book), [Record::Forget { request, gateway }]);
         book.nothing_is_saved();
         assert_eq!(all(&mut book).len(), 4);

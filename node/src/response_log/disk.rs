@@ -6,7 +6,7 @@
 
 use super::{
     EVERY, Recalled,
-    book::{Book, Key},
+    book::{Book, ResponseKey},
 };
 use crate::store::ledger::{Ledger, advice};
 use crate::store::{Store, StoreError};
@@ -66,24 +66,24 @@ pub(super) fn open(store: &Store) -> Result<(Arc<Mutex<Book>>, LogWriter), Store
 
 /// What records say, as far as they have been read.
 #[derive(Default)]
-struct ReadRecords(BTreeMap<Key, (Fingerprint, Recalled, u64)>);
+struct ReadRecords(BTreeMap<ResponseKey, (Fingerprint, Recalled, u64)>);
 
 impl ReadRecords {
     fn read(&mut self, record: Record) {
         match record {
             Record::Begin { head, gateway, at } => {
                 let nothing = Recalled::default();
-                self.0.insert(Key { request: head.request, gateway }, (head.asked, nothing, at));
+                self.0.insert(ResponseKey { request: head.request, gateway }, (head.asked, nothing, at));
             }
             Record::Part { request, gateway, from, part, at } => {
-                let Some((_, said, last)) = self.0.get_mut(&Key { request, gateway }) else { return };
+                let Some((_, said, last)) = self.0.get_mut(&ResponseKey { request, gateway }) else { return };
                 // A part that does not fit follows one that was lost: nothing behind a gap is of use.
                 if said.answer.len() == from as usize && fits(&part, said) {
                     (said.codec, said.holder, *last) = (part.codec, part.holder, at);
                     said.answer.extend(part.tokens);
                 }
             }
-            Record::Forget { request, gateway } => drop(self.0.remove(&Key { request, gateway })),
+            Record::Forget { request, gateway } => drop(self.0.remove(&ResponseKey { request, gateway })),
         }
     }
 
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
     use tsnode_protocol::{GroupId, KvCodec, PeerId, RequestId, Sampled, Token, response_log::ResponseLogHead};
 
-    const KEY: Key = Key { request: RequestId([3; 16]), gateway: PeerId([4; 32]) };
+    const KEY: ResponseKey = ResponseKey { request: RequestId([3; 16]), gateway: PeerId([4; 32]) };
     const ASKED: Fingerprint = Fingerprint([1; 32]);
     const HOLDER: Option<GroupId> = Some(GroupId([7; 8]));
 
@@ -212,7 +212,7 @@ mod tests {
     }
 
     fn part(from: u32, to: u32, at: u64) -> Record {
-        let Key { request, gateway } = KEY;
+        let ResponseKey { request, gateway } = KEY;
         let part = ResponseLogPart { codec: KvCodec::Int4.into(), holder: HOLDER, tokens: tokens(from..to) };
         Record::Part { request, gateway, from, part, at }
     }
@@ -241,7 +241,7 @@ mod tests {
         // The client goes on here, with what it had; somebody else's is forgotten.
         let life = lock(&book).open(KEY, ASKED, said(2000)).unwrap();
         lock(&book).add(KEY, life, tokens(2000..2001));
-        let other = Key { request: RequestId([8; 16]), ..KEY };
+        let other = ResponseKey { request: RequestId([8; 16]), ..KEY };
         lock(&book).open(other, ASKED, said(5));
         writer.save(Instant::now());
         drop((book, writer));
@@ -288,7 +288,7 @@ mod tests {
         let (book, mut writer) = open(&Store::open(folder.path()).unwrap()).unwrap();
         for n in 0..20_000_u32 {
             let request = RequestId(u128::from(n % 8).to_le_bytes());
-            let key = Key { request, ..KEY };
+            let key = ResponseKey { request, ..KEY };
             if n % 800 < 8 {
                 lock(&book).open(key, ASKED, Recalled::default());
             }

@@ -325,12 +325,12 @@ mod tests {
     use super::*;
 
     /// A user's systemd whose `systemctl` notes what it is asked, and says what `show` holds.
-    struct Double {
+    struct FakeSystemd {
         folder: tempfile::TempDir,
         systemd: Systemd,
     }
 
-    impl Double {
+    impl FakeSystemd {
         fn new(level: Level) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let at = folder.path();
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn what_is_installed_twice_changes_nothing_and_what_is_removed_leaves_nothing() {
-        let double = Double::new(Level::User);
+        let double = FakeSystemd::new(Level::User);
         let (systemd, unit) = (&double.systemd, double.unit());
         assert_eq!(systemd.install(&unit, true).unwrap(), Installed::Written);
         assert_eq!(double.asked(), ["daemon-reload", "enable tsnode.service", "restart tsnode.service"]);
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_unit_of_somebody_else_stays() {
-        let double = Double::new(Level::User);
+        let double = FakeSystemd::new(Level::User);
         fs::create_dir_all(&double.systemd.units).unwrap();
         fs::write(double.systemd.path(), "[Service]\nExecStart=/bin/true\n").unwrap();
         assert!(matches!(double.systemd.install(&double.unit(), true), Err(ServiceError::Foreign(_))));
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn only_a_data_folder_is_purged() {
-        let double = Double::new(Level::User);
+        let double = FakeSystemd::new(Level::User);
         let (systemd, unit) = (&double.systemd, double.unit());
         for is_one in [false, true] {
             systemd.install(&unit, false).unwrap();
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_ends_at_once_is_told_with_its_code() {
-        let double = Double::new(Level::User);
+        let double = FakeSystemd::new(Level::User);
         double.show("ActiveState=failed\nMainPID=0\nExecMainCode=1\nExecMainStatus=3\n");
         let error = double.systemd.install(&double.unit(), true).unwrap_err();
         assert!(matches!(error, ServiceError::Ended { code: Some(3), .. }), "{error}");
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn what_systemd_does_not_let_be_done_is_said_with_what_to_do() {
-        let mut double = Double::new(Level::User);
+        let mut double = FakeSystemd::new(Level::User);
         let refuse = double.folder.path().join("refuse");
         fs::write(&refuse, "Failed to connect to bus: No medium found\n").unwrap();
         let said = double.systemd.install(&double.unit(), true).unwrap_err().to_string();

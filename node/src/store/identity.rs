@@ -99,7 +99,7 @@ impl Identity {
     pub fn of(folder: &Path, before: Option<PeerId>) -> Result<Self, IdentityError> {
         let path = folder.join(KEY_FILE);
         let Some((identity, form)) = read(&path, before)? else { return Self::create(folder, &path) };
-        if form == Form::SeedAlone
+        if form == KeyFileFormat::SeedAlone
             && let Err(error) = write(&path, &identity.signing.to_bytes())
         {
             // It is as good as it was.
@@ -154,7 +154,7 @@ impl Identity {
 
 /// How a key was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum KeyFileFormat {
     /// With a checksum.
     Ledger,
     /// As versions before did.
@@ -168,7 +168,7 @@ fn write(path: &Path, seed: &[u8; SEED_BYTES]) -> io::Result<()> {
 }
 
 /// The key in a file, if there is one.
-fn read(path: &Path, before: Option<PeerId>) -> Result<Option<(Identity, Form)>, IdentityError> {
+fn read(path: &Path, before: Option<PeerId>) -> Result<Option<(Identity, KeyFileFormat)>, IdentityError> {
     let failed = |doing| move |source| IdentityError::Io { doing, path: path.to_owned(), source };
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -184,7 +184,7 @@ fn read(path: &Path, before: Option<PeerId>) -> Result<Option<(Identity, Form)>,
         seed(&bytes).map_err(|found| IdentityError::Malformed { path: path.to_owned(), found: found.into() })?;
     let identity = Identity::from_seed(&seed);
     match (form, before) {
-        (Form::SeedAlone, Some(was)) if was != identity.peer_id() => {
+        (KeyFileFormat::SeedAlone, Some(was)) if was != identity.peer_id() => {
             Err(IdentityError::Another { path: path.to_owned(), is: identity.peer_id(), was })
         }
         _ => Ok(Some((identity, form))),
@@ -192,19 +192,23 @@ fn read(path: &Path, before: Option<PeerId>) -> Result<Option<(Identity, Form)>,
 }
 
 /// The seed in a file's bytes, or what they are.
-fn seed(bytes: &[u8]) -> Result<([u8; SEED_BYTES], Form), &'static str> {
+fn seed(bytes: &[u8]) -> Result<([u8; SEED_BYTES], KeyFileFormat), &'static str> {
     if bytes.is_empty() {
         return Err("it is empty");
     }
     if let Ok(alone) = <[u8; SEED_BYTES]>::try_from(bytes)
         && !bytes.starts_with(&ledger::HEADER[..6])
     {
-        return if alone == [0; SEED_BYTES] { Err("it holds nothing but zeros") } else { Ok((alone, Form::SeedAlone)) };
+        return if alone == [0; SEED_BYTES] {
+            Err("it holds nothing but zeros")
+        } else {
+            Ok((alone, KeyFileFormat::SeedAlone))
+        };
     }
     let contents = ledger::read(bytes).map_err(|_| "it is damaged, or another version's")?;
     match contents.records[..] {
         [record] if contents.damaged == 0 && contents.end == bytes.len() => {
-            Ok((record.try_into().map_err(|_| "it is damaged, or another version's")?, Form::Ledger))
+            Ok((record.try_into().map_err(|_| "it is damaged, or another version's")?, KeyFileFormat::Ledger))
         }
         _ => Err("it is damaged: its checksum does not fit"),
     }

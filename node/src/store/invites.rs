@@ -37,7 +37,7 @@ const ISSUERS: usize = 1024;
 /// An invite made here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Made {
+pub struct IssuedInvite {
     /// Its name.
     pub id: InviteId,
     /// The ticket's secret (hex).
@@ -50,7 +50,7 @@ pub struct Made {
     pub revoked: bool,
 }
 
-impl Made {
+impl IssuedInvite {
     /// What it is to be given away as; none where the file was bent.
     #[must_use]
     pub fn ticket(&self) -> Option<Ticket> {
@@ -116,7 +116,7 @@ pub fn span(seconds: u64) -> String {
 ///
 /// # Errors
 /// When the file cannot be read, or holds something else.
-pub fn read(folder: &Path) -> Result<Vec<Made>, InvitesError> {
+pub fn read(folder: &Path) -> Result<Vec<IssuedInvite>, InvitesError> {
     read_json(&folder.join(INVITES_FILE))
 }
 
@@ -132,7 +132,7 @@ pub fn used(folder: &Path) -> Result<BTreeMap<InviteId, BTreeSet<PeerId>>, Invit
 ///
 /// # Errors
 /// When too many are out, or the file cannot be written.
-pub fn make(folder: &Path, lasts: Duration, uses: Option<u32>) -> Result<Made, InvitesError> {
+pub fn make(folder: &Path, lasts: Duration, uses: Option<u32>) -> Result<IssuedInvite, InvitesError> {
     let (mut all, now) = (read(folder)?, unix_now());
     // Those that are over are shown for a while.
     all.retain(|made| now < made.expires.saturating_add(SHOWN.as_secs()));
@@ -146,7 +146,7 @@ pub fn make(folder: &Path, lasts: Duration, uses: Option<u32>) -> Result<Made, I
     }
     let secret = data_encoding::HEXLOWER.encode(&crate::random_bytes::<32>());
     let expires = now.saturating_add(lasts.as_secs());
-    let made = Made { id: InviteId(crate::random_bytes()), secret, expires, uses, revoked: false };
+    let made = IssuedInvite { id: InviteId(crate::random_bytes()), secret, expires, uses, revoked: false };
     all.push(made.clone());
     write_json(&folder.join(INVITES_FILE), &all)?;
     Ok(made)
@@ -233,7 +233,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct KnownInvites {
-    mine: Vec<Made>,
+    mine: Vec<IssuedInvite>,
     others: BTreeMap<PeerId, Vec<TicketNotice>>,
     looked: Option<Instant>,
     file: Option<(u64, SystemTime)>,
@@ -250,7 +250,7 @@ impl Invites {
     #[must_use]
     pub fn notices(&self) -> Vec<TicketNotice> {
         let now = unix_now();
-        let notice = |made: &Made| {
+        let notice = |made: &IssuedInvite| {
             let ticket = made.ticket().filter(|_| made.is_good(now))?;
             let (key, counted) = (ticket.key(self.inner.swarm), made.uses.is_some());
             Some(TicketNotice { id: made.id, key, expires: made.expires, counted })

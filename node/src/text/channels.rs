@@ -33,7 +33,7 @@ impl State {
 
 /// How far the answer is.
 #[derive(Debug)]
-enum Answer {
+enum AnswerProgress {
     /// Nothing but white space came, which is of it unless thoughts follow.
     Before(String),
     /// Thoughts came, and newlines behind them are no part of it.
@@ -41,7 +41,7 @@ enum Answer {
     Begun,
 }
 
-impl Answer {
+impl AnswerProgress {
     fn say(&mut self, text: &str, answer: &mut String) {
         for letter in text.chars() {
             let is_said = match self {
@@ -74,7 +74,7 @@ impl Answer {
 #[derive(Debug)]
 pub struct ChannelParser {
     state: State,
-    answer: Answer,
+    answer: AnswerProgress,
 }
 
 impl ChannelParser {
@@ -82,9 +82,9 @@ impl ChannelParser {
     #[must_use]
     pub fn new(is_thinking: bool) -> Self {
         if is_thinking {
-            Self { state: State::thinking(), answer: Answer::BehindThoughts }
+            Self { state: State::thinking(), answer: AnswerProgress::BehindThoughts }
         } else {
-            Self { state: State::outside(), answer: Answer::Before(String::new()) }
+            Self { state: State::outside(), answer: AnswerProgress::Before(String::new()) }
         }
     }
 
@@ -140,7 +140,7 @@ impl ThoughtParser for ChannelParser {
             State::Opened(name) => thought = name,
             State::Thinking(thinking) => thought = thinking.finish(),
         }
-        if let Answer::Before(spaces) = &mut self.answer {
+        if let AnswerProgress::Before(spaces) = &mut self.answer {
             answer.push_str(&std::mem::take(spaces));
         }
         (thought, answer)

@@ -5,10 +5,10 @@
 
 mod schema_path;
 mod threads;
-mod vocabulary;
+mod token_bytes;
 
 pub use threads::Grammars;
-pub use vocabulary::GrammarVocabulary;
+pub use token_bytes::GrammarVocabulary;
 
 use llguidance::{
     Matcher, ParserFactory,

@@ -3,7 +3,7 @@
 use super::{
     AnswerParser, Callable, Conversation, Defaults, Detokeniser, Parsers, SpecialText, TemplateText, Templates,
     ToolFormat, Workers,
-    answers::AnswerFormats,
+    answer_formats::AnswerFormats,
     defaults,
     grammar::{GrammarError, GrammarVocabulary, Grammars},
     reader::Reader,

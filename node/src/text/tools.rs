@@ -26,7 +26,7 @@ pub use parameter::Callable;
 #[cfg(test)]
 pub(super) use tests::split;
 
-use super::{TemplateText, said::Said};
+use super::{TemplateText, answer_part::AnswerPart};
 use bare::Bare;
 use deepseek::DeepSeek;
 use gemma4::Gemma4;
@@ -39,9 +39,9 @@ use std::sync::Arc;
 /// Finds calls in a growing text. Any cut of a text into pieces gives the same.
 pub trait ToolParser: Send {
     /// What a piece of text adds.
-    fn push(&mut self, text: &str) -> Vec<Said>;
+    fn push(&mut self, text: &str) -> Vec<AnswerPart>;
     /// What was held back, when no more comes.
-    fn finish(&mut self) -> Vec<Said>;
+    fn finish(&mut self) -> Vec<AnswerPart>;
 }
 
 /// How a family writes calls; named as vLLM's parsers are.

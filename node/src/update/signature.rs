@@ -81,7 +81,7 @@ impl ReleaseKeys {
         let mut lines = signature.lines().skip(1);
         let mut line = || lines.next().ok_or(SignatureError::Malformed);
         let (signed, comment, all_signed) = (line()?, line()?, line()?);
-        let signed: Block<64> = Block::parse(signed).ok_or(SignatureError::Malformed)?;
+        let signed: MinisignBlock<64> = MinisignBlock::parse(signed).ok_or(SignatureError::Malformed)?;
         let comment = comment.strip_prefix(COMMENT).ok_or(SignatureError::Malformed)?;
         let all_signed: [u8; 64] = decoded(all_signed).ok_or(SignatureError::Malformed)?;
         match &signed.kind {
@@ -104,7 +104,7 @@ impl ReleaseKeys {
 
 impl ReleaseKey {
     fn parse(word: &str) -> Result<Self, UpdateError> {
-        let block = Block::parse(word).filter(|block: &Block<32>| block.kind == *b"Ed");
+        let block = MinisignBlock::parse(word).filter(|block: &MinisignBlock<32>| block.kind == *b"Ed");
         let key =
             block.and_then(|block| Some(Self { id: block.id, key: VerifyingKey::from_bytes(&block.value).ok()? }));
         key.ok_or_else(|| UpdateError::Key(word.chars().take(80).collect()))
@@ -116,13 +116,13 @@ impl ReleaseKey {
 }
 
 /// What minisign writes of a key or of a signature.
-struct Block<const N: usize> {
+struct MinisignBlock<const N: usize> {
     kind: [u8; 2],
     id: KeyId,
     value: [u8; N],
 }
 
-impl<const N: usize> Block<N> {
+impl<const N: usize> MinisignBlock<N> {
     fn parse(line: &str) -> Option<Self> {
         let bytes = BASE64.decode(line.as_bytes()).ok()?;
         let (kind, rest) = bytes.split_first_chunk::<2>()?;

@@ -51,14 +51,14 @@ pub(super) fn signed(key: &SigningKey, list: &[u8]) -> String {
     format!("untrusted comment: by a test\n{signature}\ntrusted comment: {comment}\n{all}\n")
 }
 
-type Files = Arc<BTreeMap<String, Vec<u8>>>;
+type ReleaseFiles = Arc<BTreeMap<String, Vec<u8>>>;
 
-struct World {
+struct Installation {
     folder: tempfile::TempDir,
     files: BTreeMap<String, Vec<u8>>,
 }
 
-impl World {
+impl Installation {
     /// A program of version 1, and nothing to update it with.
     fn new() -> Self {
         let world = Self { folder: tempfile::tempdir().unwrap(), files: BTreeMap::new() };
@@ -171,7 +171,7 @@ impl World {
 }
 
 /// A file of the folder.
-async fn serve(State(files): State<Files>, UrlPath(path): UrlPath<String>) -> Result<Vec<u8>, StatusCode> {
+async fn serve(State(files): State<ReleaseFiles>, UrlPath(path): UrlPath<String>) -> Result<Vec<u8>, StatusCode> {
     files.get(&path).cloned().ok_or(StatusCode::NOT_FOUND)
 }
 
@@ -182,7 +182,7 @@ fn write_program(path: &Path, text: &str) {
 
 #[tokio::test]
 async fn a_program_is_replaced_and_comes_back() {
-    let world = World::new().release("2.0.0", &program("2.0.0"));
+    let world = Installation::new().release("2.0.0", &program("2.0.0"));
     assert_eq!(world.update(None).await.unwrap(), Version::new(2, 0, 0));
     assert_eq!((world.says(), world.names()), ("tsnode 2.0.0".into(), vec!["tsnode".into(), "tsnode.previous".into()]));
     let place = ProgramPlace::new(world.path());
@@ -196,7 +196,7 @@ async fn a_program_is_replaced_and_comes_back() {
 
 #[tokio::test]
 async fn nothing_takes_the_programs_place_that_is_not_what_it_should_be() {
-    let good = || World::new().release("2.0.0", &program("2.0.0"));
+    let good = || Installation::new().release("2.0.0", &program("2.0.0"));
     let cases = [
         ("cut", good().damaged(".gz", |bytes| bytes.truncate(100)), "it was cut or changed"),
         ("changed", good().damaged(".gz", |bytes| bytes[20] ^= 1), "it was cut or changed"),
@@ -204,13 +204,13 @@ async fn nothing_takes_the_programs_place_that_is_not_what_it_should_be() {
         ("another's signature", good().signed_by(&stranger()), "none of those that are trusted here"),
         ("half a signature", good().damaged(".minisig", |signature| signature.truncate(100)), "is no signature"),
         ("no signature", good().unsigned(), "cannot be had (the server answered 404)"),
-        ("no releases", World::new(), "the server answered 404"),
+        ("no releases", Installation::new(), "the server answered 404"),
         (
             "another version within",
-            World::new().release("2.0.0", &program("1.5.0")),
+            Installation::new().release("2.0.0", &program("1.5.0")),
             "says that it is \"tsnode 1.5.0\"",
         ),
-        ("does not run", World::new().release("2.0.0", "#!/bin/false\n"), "does not run on this machine"),
+        ("does not run", Installation::new().release("2.0.0", "#!/bin/false\n"), "does not run on this machine"),
         ("no program", good().without_program(), "there is no tsnode-2.0.0"),
     ];
     for (what, world, why) in cases {
@@ -224,7 +224,7 @@ async fn nothing_takes_the_programs_place_that_is_not_what_it_should_be() {
     assert!(world.update(None).await.unwrap_err().contains("more than 65536 bytes"));
 }
 
-impl World {
+impl Installation {
     /// The archive, whose hash is right, holds something else.
     fn without_program(mut self) -> Self {
         let packed = self.folder.path().join("pack");
@@ -251,7 +251,7 @@ async fn the_installer_takes_what_is_signed_and_nothing_else() {
     if !version.starts_with("OpenSSL 3") {
         return eprintln!("no OpenSSL 3, but {version:?}: install.sh was not tried");
     }
-    let good = || World::new().release("2.0.0", &program("2.0.0"));
+    let good = || Installation::new().release("2.0.0", &program("2.0.0"));
     let world = good();
     let said = world.installed().await.unwrap();
     assert!(said.contains("(2.0.0)") && world.says() == "tsnode 2.0.0", "{said}");
@@ -271,7 +271,7 @@ async fn the_installer_takes_what_is_signed_and_nothing_else() {
 
 #[test]
 fn what_others_keep_is_theirs_to_update() {
-    let world = World::new();
+    let world = Installation::new();
     let place = ProgramPlace::new(world.path());
     assert_eq!(place.installer(), None);
     assert!(matches!(place.go_back(), Err(UpdateError::NoPrevious(_))));

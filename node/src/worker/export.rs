@@ -6,6 +6,7 @@
 
 mod packer;
 mod parcel;
+mod tile_memory;
 
 pub(super) use packer::Taps;
 

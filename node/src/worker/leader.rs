@@ -8,7 +8,7 @@ use super::{
     going::Going,
     kv_receiver::KvReceiver,
     leader_client::{LeaderRequest, refusing},
-    member::{RingStream, Said, dropped, open_onward},
+    member::{LastRingError, RingStream, dropped, open_onward},
     ring_events::from_ring,
     speculation_checks::SpeculationChecks,
     speculator::{DraftModel, Speculator, SpeculatorGone, SpeculatorOrder},
@@ -45,7 +45,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(50);
 
 /// What a leader tells of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Report {
+pub(super) struct LeaderReport {
     /// Takes requests.
     pub ready: bool,
     pub load: Load,
@@ -63,7 +63,7 @@ pub(super) struct LeaderSetup {
     pub checks: Arc<SpeculationChecks>,
     pub requests: mpsc::Receiver<LeaderRequest>,
     pub rings: mpsc::Receiver<RingStream>,
-    pub report: watch::Sender<Report>,
+    pub report: watch::Sender<LeaderReport>,
     /// The group is no longer served: take nothing new, finish what runs.
     pub retire: CancellationToken,
     /// Peers on their way out, or wanted back by their owners: once the plan no longer has a group with one of them, what runs
@@ -75,7 +75,7 @@ pub(super) struct LeaderSetup {
 }
 
 /// What a gateway says of a running sequence.
-enum Word {
+enum SequenceCommand {
     Order(RequestTurn, DecodeOrder),
     Gone(RequestTurn),
 }
@@ -163,19 +163,19 @@ struct Leader {
     turns: u64,
     requests: mpsc::Receiver<LeaderRequest>,
     rings: mpsc::Receiver<RingStream>,
-    words: mpsc::Receiver<Word>,
-    speak: mpsc::Sender<Word>,
-    report: watch::Sender<Report>,
+    words: mpsc::Receiver<SequenceCommand>,
+    speak: mpsc::Sender<SequenceCommand>,
+    report: watch::Sender<LeaderReport>,
     retire: CancellationToken,
     going: Going,
     evict: CancellationToken,
     /// Of rings that broke.
-    said: Said,
+    said: LastRingError,
     started: Instant,
 }
 
 /// A ring that has come round.
-struct Ring {
+struct ConnectedRing {
     worker: mpsc::Sender<Arrived>,
     /// Knows this ring's sequences only.
     speculator: Option<Speculator>,
@@ -206,7 +206,7 @@ impl Leader {
             retire: setup.retire,
             going: setup.going,
             evict: setup.evict,
-            said: Said::default(),
+            said: LastRingError::default(),
             started: Instant::now(),
         }
     }
@@ -310,13 +310,18 @@ impl Leader {
         self.group.stages.iter().map(|stage| stage.peer).filter(|peer| *peer != self.context.me)
     }
 
-    async fn build(&mut self) -> Result<Ring, StageError> {
+    async fn build(&mut self) -> Result<ConnectedRing, StageError> {
         let (worker, arrived) = mpsc::channel(FRAMES);
         let (to_leader, back) = mpsc::channel(FRAMES);
         if self.group.stages.len() == 1 {
             let work =
                 Worker::run(self.context.clone(), self.kv_receiver.clone(), Downstream::Leader(to_leader), arrived);
-            return Ok(Ring { worker, speculator: self.speculator(), back, end: crate::tasks::spawn("stage", work) });
+            return Ok(ConnectedRing {
+                worker,
+                speculator: self.speculator(),
+                back,
+                end: crate::tasks::spawn("stage", work),
+            });
         }
         let hello = RingHello {
             group: self.group.id,
@@ -350,7 +355,7 @@ impl Leader {
                 why = dropped(&mut onward) => why,
             }
         });
-        Ok(Ring { worker, speculator: self.speculator(), back, end })
+        Ok(ConnectedRing { worker, speculator: self.speculator(), back, end })
     }
 
     fn speculator(&self) -> Option<Speculator> {
@@ -381,11 +386,11 @@ impl Leader {
             LeaderRequest::Decode { request, mut orders, events, .. } => {
                 crate::tasks::spawn("gateway's orders", async move {
                     while let Some(order) = orders.recv().await {
-                        if speak.send(Word::Order(turn, order)).await.is_err() {
+                        if speak.send(SequenceCommand::Order(turn, order)).await.is_err() {
                             return;
                         }
                     }
-                    let _ = speak.send(Word::Gone(turn)).await;
+                    let _ = speak.send(SequenceCommand::Gone(turn)).await;
                 });
                 let kind = if request.await_kv { SequenceKind::AwaitKv } else { SequenceKind::Local };
                 let DecodeRequest { prompt, answered, generation, codec, .. } = request;
@@ -396,7 +401,7 @@ impl Leader {
                 let watched = events.clone();
                 crate::tasks::spawn("gateway's end", async move {
                     watched.closed().await;
-                    let _ = speak.send(Word::Gone(turn)).await;
+                    let _ = speak.send(SequenceCommand::Gone(turn)).await;
                 });
                 let export = KvExport { targets: request.targets, codec: request.codec, pace: request.pace };
                 let kind = SequenceKind::Export(export);
@@ -427,21 +432,21 @@ impl Leader {
         NewSequence { request, max_tokens, prompt, answered, codec, generation, kind }
     }
 
-    fn hear(&mut self, word: Word) -> Option<Event> {
-        let (Word::Order(turn, _) | Word::Gone(turn)) = word;
+    fn hear(&mut self, word: SequenceCommand) -> Option<Event> {
+        let (SequenceCommand::Order(turn, _) | SequenceCommand::Gone(turn)) = word;
         let request = turn.request;
         self.clients.get(&request).filter(|served| served.turn == turn)?;
         Some(match word {
-            Word::Order(_, DecodeOrder::Begin(first)) => Event::Begin { request, first },
-            Word::Order(_, DecodeOrder::PrefillHere { first }) => Event::PrefillHere { request, first },
-            Word::Gone(_) => {
+            SequenceCommand::Order(_, DecodeOrder::Begin(first)) => Event::Begin { request, first },
+            SequenceCommand::Order(_, DecodeOrder::PrefillHere { first }) => Event::PrefillHere { request, first },
+            SequenceCommand::Gone(_) => {
                 self.clients.remove(&request);
                 Event::Cancel { request }
             }
         })
     }
 
-    fn act(&mut self, action: Action, ring: &Ring) -> Result<(), StageError> {
+    fn act(&mut self, action: Action, ring: &ConnectedRing) -> Result<(), StageError> {
         match action {
             Action::Ring(frame) => ring
                 .worker
@@ -498,7 +503,7 @@ impl Leader {
     fn tell(&self) {
         let load = self.batcher.load();
         self.report.send_if_modified(|report| {
-            let now = Report { ready: !self.retire.is_cancelled(), load };
+            let now = LeaderReport { ready: !self.retire.is_cancelled(), load };
             let changed = *report != now;
             *report = now;
             changed
@@ -513,7 +518,7 @@ enum ToClient {
     Failed(String),
 }
 
-impl Ring {
+impl ConnectedRing {
     fn ask(&self, order: SpeculatorOrder) -> Result<(), SpeculatorGone> {
         self.speculator.as_ref().ok_or(SpeculatorGone)?.order(order)
     }

@@ -9,7 +9,7 @@ use super::{
     devices::Lost,
     going::Going,
     kv_receiver::KvReceiver,
-    leader::{self, LeaderSetup, REQUESTS, Report},
+    leader::{self, LeaderReport, LeaderSetup, REQUESTS},
     leader_client::LeaderRequest,
     lent::{self, LentModel, Models},
     loader::{Hold, LoadOrder, LoadOutcome, LoadTally, NotLoaded},
@@ -31,14 +31,14 @@ use tsnode_kernels::{engine::StageKey, load::LoadProgress, pages::PageCount};
 use tsnode_protocol::{Group, GroupId, GroupLoad, Load, ModelId, Stage};
 
 /// A group with a stage here.
-struct Running {
+struct RunningStage {
     group: Group,
     /// The device its stage is on.
     device: u16,
     /// Set where this peer leads.
     requests: Option<mpsc::Sender<LeaderRequest>>,
     rings: mpsc::Sender<RingStream>,
-    report: watch::Receiver<Report>,
+    report: watch::Receiver<LeaderReport>,
     retire: CancellationToken,
     /// What runs is to end for the sake of its memory. Cancelled as well when the stage has been unloaded.
     evict: CancellationToken,
@@ -54,7 +54,7 @@ struct Reserved {
 pub(super) struct StageManager {
     setup: WorkerSetup,
     kv_receiver: KvReceiver,
-    groups: BTreeMap<GroupId, Running>,
+    groups: BTreeMap<GroupId, RunningStage>,
     /// The plan's groups.
     planned: BTreeSet<GroupId>,
     /// Groups whose stage here is ordered; cancelled where the plan has dropped them since.
@@ -394,7 +394,7 @@ impl StageManager {
     /// Its memory is held until the stage is unloaded.
     fn start_task(&mut self, group: Group, context: StageContext, (draft, hold): (Option<DraftModel>, Option<Hold>)) {
         let (rings_in, rings) = mpsc::channel(RINGS);
-        let (report, reported) = watch::channel(Report::default());
+        let (report, reported) = watch::channel(LeaderReport::default());
         let retire = self.setup.stop.child_token();
         let evict = self.setup.stop.child_token();
         let end = GroupEnd { compute: context.compute.clone(), key: context.key, evict: evict.clone(), hold };
@@ -452,7 +452,7 @@ impl StageManager {
             });
         }
         let running =
-            Running { group, device, requests: requests_in, rings: rings_in, report: reported, retire, evict };
+            RunningStage { group, device, requests: requests_in, rings: rings_in, report: reported, retire, evict };
         self.groups.insert(id, running);
     }
 
@@ -471,7 +471,7 @@ impl StageManager {
             ..WorkerReport::default()
         };
         for (id, running) in &self.groups {
-            let Report { ready, load } = *running.report.borrow();
+            let LeaderReport { ready, load } = *running.report.borrow();
             let devices = self.models.get(&running.group.model).map(|model| &model.devices);
             if ready && !devices.is_some_and(|devices| devices.hangs(running.device)) {
                 let pages = devices.map(|devices| devices.pages_of(running.device));

@@ -66,7 +66,7 @@ pub(super) async fn run(
     over: StageEnd,
 ) {
     let mut next = None;
-    let mut said = Said::default();
+    let mut said = LastRingError::default();
     loop {
         let ring = match next.take() {
             Some(ring) => ring,
@@ -144,9 +144,9 @@ pub(super) async fn dropped(onward: &mut FrameReceiver) -> StageError {
 
 /// Why the last ring ended: while a stage is loading rings end a few times a second, and are spoken of once.
 #[derive(Debug, Default)]
-pub(super) struct Said(Option<String>);
+pub(super) struct LastRingError(Option<String>);
 
-impl Said {
+impl LastRingError {
     /// Whether this is another reason than the last.
     pub fn is_news(&mut self, why: &str) -> bool {
         let is_news = self.0.as_deref() != Some(why);

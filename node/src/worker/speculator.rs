@@ -74,7 +74,7 @@ impl Speculator {
     pub fn start(model: DraftModel, compute: Compute, vocab: u32, tasks: &TaskTracker) -> Self {
         let (orders, ordered) = mpsc::channel(ORDERS);
         let (answer, answers) = mpsc::channel(ANSWERS);
-        tasks.spawn(Reader { model, compute, vocab, known: BTreeMap::new() }.run(ordered, answer));
+        tasks.spawn(AnswerReader { model, compute, vocab, known: BTreeMap::new() }.run(ordered, answer));
         Self { orders, answers }
     }
 
@@ -183,7 +183,7 @@ impl DraftTurn {
 }
 
 /// Reads answers and proposes how they go on, for as long as a ring lives.
-struct Reader {
+struct AnswerReader {
     model: DraftModel,
     compute: Compute,
     /// Tokens of the model that it drafts for.
@@ -191,7 +191,7 @@ struct Reader {
     known: BTreeMap<RequestId, (RequestId, SpeculatedSequence)>,
 }
 
-impl Reader {
+impl AnswerReader {
     async fn run(mut self, mut orders: mpsc::Receiver<SpeculatorOrder>, answers: mpsc::Sender<Event>) {
         while let Some(order) = orders.recv().await {
             match order {

@@ -6,7 +6,7 @@
 mod choosing;
 mod constrained;
 mod counted;
-mod kept;
+mod prefix_cache;
 mod prompt_logprobs;
 
 use super::{
@@ -21,7 +21,7 @@ use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
 use choosing::{Chosen, Sampler};
 use constrained::Constrained;
 use counted::SequenceTokens;
-use kept::KeptPrefixes;
+use prefix_cache::KeptPrefixes;
 use prompt_logprobs::{StepResult, Widths, compute_and_judge};
 use std::collections::BTreeMap;
 use std::sync::{
@@ -38,7 +38,7 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{
     KvCodec, PromptLogprob, RequestId, Token, limits,
-    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, Shared, SharedWith, Step, StepEntry},
+    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedPrefix, SharedWith, Step, StepEntry},
 };
 
 /// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
@@ -259,7 +259,7 @@ impl Worker {
                 SharedWith::Kept(prefix) => kept.find(prefix).map(Prefix::Kept).ok_or(EngineError::NoPrefix),
             };
             let shared = match shared {
-                Some(Shared { with, tokens }) => Some((prefix(with)?, tokens)),
+                Some(SharedPrefix { with, tokens }) => Some((prefix(with)?, tokens)),
                 None => None,
             };
             engine.could_hold(key, most)?;

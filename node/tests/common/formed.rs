@@ -16,12 +16,12 @@ use tsnode_testnet::Sight;
 const EACH: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum FormedKind {
     Schema,
     Call,
 }
 
-const KINDS: [Kind; 2] = [Kind::Schema, Kind::Call];
+const KINDS: [FormedKind; 2] = [FormedKind::Schema, FormedKind::Call];
 
 /// Long enough for a peer to die meanwhile.
 fn schema() -> Value {
@@ -30,7 +30,7 @@ fn schema() -> Value {
     json!({ "type": "object", "properties": { "names": list }, "required": ["names"], "additionalProperties": false })
 }
 
-impl Kind {
+impl FormedKind {
     fn path(self) -> &'static str {
         match self {
             Self::Schema => "/v1/completions",
@@ -55,7 +55,7 @@ impl Kind {
 }
 
 /// An answer under way.
-struct Running {
+struct RunningAnswer {
     decode: String,
     /// Tokens that have come.
     tokens: watch::Receiver<usize>,
@@ -71,13 +71,13 @@ struct FormedAnswer {
     finish: String,
 }
 
-async fn begin(net: &Net, gateway: usize, kind: Kind, seed: u64) -> Running {
+async fn begin(net: &Net, gateway: usize, kind: FormedKind, seed: u64) -> RunningAnswer {
     let url = format!("{}{}", net.peer(gateway).http, kind.path());
     let response = net.client.post(url).json(&kind.body(seed)).send().await.unwrap();
     assert_eq!(response.status(), 200);
     let decode = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
     let (counted, tokens) = watch::channel(0);
-    Running { decode, tokens, answer: tsnode::tasks::spawn("test", read(response, counted)) }
+    RunningAnswer { decode, tokens, answer: tsnode::tasks::spawn("test", read(response, counted)) }
 }
 
 async fn read(mut response: reqwest::Response, counted: watch::Sender<usize>) -> FormedAnswer {
@@ -121,13 +121,13 @@ pub async fn outlive_their_decoders(net: &mut Net, gateway: usize) {
     for ((kind, one), running) in all_begun(net, gateway, KINDS.into_iter().flat_map(kinds_of)).await {
         let answer = running.answer.await.unwrap();
         let is_whole = serde_json::from_str::<Value>(&answer.written).is_ok_and(|object| object["names"].is_array());
-        let finish = if kind == Kind::Call { "tool_calls" } else { "stop" };
+        let finish = if kind == FormedKind::Call { "tool_calls" } else { "stop" };
         assert!(is_whole == (answer.finish == finish), "{kind:?} {one}: {answer:?}");
         expected.insert((kind, one), Arc::new(answer));
     }
     let whole = expected.values().filter(|answer| answer.finish != "length").count();
     assert!(whole > 0, "no answer was finished");
-    let mut hits = BTreeMap::<Kind, usize>::new();
+    let mut hits = BTreeMap::<FormedKind, usize>::new();
     for kill in 0..kills {
         let mut running = all_begun(net, gateway, expected.keys().copied()).await;
         // Now one kind's peer, now the other's.
@@ -154,13 +154,13 @@ pub async fn outlive_their_decoders(net: &mut Net, gateway: usize) {
 }
 
 /// An answer of a kind, by its seed.
-type Key = (Kind, u64);
+type Key = (FormedKind, u64);
 
-fn kinds_of(kind: Kind) -> impl Iterator<Item = Key> {
+fn kinds_of(kind: FormedKind) -> impl Iterator<Item = Key> {
     (0..EACH).map(move |one| (kind, one))
 }
 
-async fn all_begun(net: &Net, gateway: usize, all: impl Iterator<Item = Key>) -> Vec<(Key, Running)> {
+async fn all_begun(net: &Net, gateway: usize, all: impl Iterator<Item = Key>) -> Vec<(Key, RunningAnswer)> {
     let mut running = Vec::new();
     for (kind, one) in all {
         running.push(((kind, one), begin(net, gateway, kind, one).await));

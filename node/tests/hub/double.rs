@@ -27,7 +27,7 @@ const PIECE: usize = 16 << 10;
 
 /// What goes wrong with a file's bytes, or with whatever is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum HubFault {
     /// The stream breaks after so many bytes of an answer.
     Break(usize),
     /// One of the bytes is another.
@@ -51,7 +51,7 @@ pub enum Fault {
 /// A request that was heard.
 #[derive(Clone, Debug)]
 #[expect(dead_code, reason = "what a test that fails shows")]
-pub struct Heard {
+pub struct RecordedRequest {
     pub method: Method,
     pub path: String,
     pub range: Option<String>,
@@ -86,11 +86,11 @@ struct Repo {
 }
 
 #[derive(Default)]
-struct World {
+struct HubState {
     repos: BTreeMap<String, Repo>,
     /// By path of a file, or `""` for whatever is asked; how often each.
-    faults: HashMap<String, Vec<(Fault, usize)>>,
-    heard: Vec<Heard>,
+    faults: HashMap<String, Vec<(HubFault, usize)>>,
+    heard: Vec<RecordedRequest>,
     sent: u64,
     cdn: String,
 }
@@ -98,11 +98,11 @@ struct World {
 /// The hub, as long as it is not dropped.
 pub struct Double {
     pub endpoint: String,
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<HubState>>,
     serving: Vec<JoinHandle<()>>,
 }
 
-type Shared = State<(Arc<Mutex<World>>, bool)>;
+type Shared = State<(Arc<Mutex<HubState>>, bool)>;
 
 impl Double {
     /// Listens at any port.
@@ -112,7 +112,7 @@ impl Double {
 
     /// Listens at this address, and the CDN at any.
     pub async fn start_at(address: &str) -> Self {
-        let world = Arc::new(Mutex::new(World::default()));
+        let world = Arc::new(Mutex::new(HubState::default()));
         let (hub, cdn) = (TcpListener::bind(address).await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
         let endpoint = url(&hub);
@@ -157,7 +157,7 @@ impl Double {
     }
 
     /// Has this go wrong so many times with a file, or (`""`) with whatever is asked.
-    pub fn fail(&self, path: &str, fault: Fault, times: usize) {
+    pub fn fail(&self, path: &str, fault: HubFault, times: usize) {
         self.world.lock().unwrap().faults.entry(path.to_owned()).or_default().push((fault, times));
     }
 
@@ -166,7 +166,7 @@ impl Double {
     }
 
     /// Bytes of files that were sent, and what was asked, since it was looked last.
-    pub fn account(&self) -> (u64, Vec<Heard>) {
+    pub fn account(&self) -> (u64, Vec<RecordedRequest>) {
         let mut world = self.world.lock().unwrap();
         (std::mem::take(&mut world.sent), std::mem::take(&mut world.heard))
     }
@@ -182,15 +182,15 @@ impl Drop for Double {
     }
 }
 
-impl World {
+impl HubState {
     fn hear(&mut self, (method, path): (&Method, String), headers: &HeaderMap, cdn: bool) {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).map(str::to_owned);
         let token = text(header::AUTHORIZATION).map(|value| value.trim_start_matches("Bearer ").to_owned());
-        self.heard.push(Heard { method: method.clone(), path, range: text(header::RANGE), token, cdn });
+        self.heard.push(RecordedRequest { method: method.clone(), path, range: text(header::RANGE), token, cdn });
     }
 
     /// The next thing to go wrong there, of those that are asked for.
-    fn fault(&mut self, path: &str, is_meant: impl Fn(&Fault) -> bool) -> Option<Fault> {
+    fn fault(&mut self, path: &str, is_meant: impl Fn(&HubFault) -> bool) -> Option<HubFault> {
         let faults = self.faults.get_mut(path)?;
         let at = faults.iter().position(|(fault, times)| *times > 0 && is_meant(fault))?;
         faults[at].1 -= 1;
@@ -200,8 +200,8 @@ impl World {
     /// What is refused whatever is asked for.
     fn refusal(&mut self) -> Option<Response> {
         match self.fault("", |_| true)? {
-            Fault::Page => Some(page()),
-            Fault::TooMany(seconds) => {
+            HubFault::Page => Some(page()),
+            HubFault::TooMany(seconds) => {
                 Some((StatusCode::TOO_MANY_REQUESTS, [("retry-after", seconds.to_string())]).into_response())
             }
             _ => Some(StatusCode::SERVICE_UNAVAILABLE.into_response()),
@@ -331,10 +331,10 @@ async fn resolve(
     if revision != "main" && revision != repo.commit {
         return error(StatusCode::NOT_FOUND, "RevisionNotFound", "Invalid rev id");
     }
-    if world.fault(&path, |fault| matches!(fault, Fault::Page)).is_some() {
+    if world.fault(&path, |fault| matches!(fault, HubFault::Page)).is_some() {
         return page();
     }
-    let gone = world.fault(&path, |fault| matches!(fault, Fault::Gone)).is_some();
+    let gone = world.fault(&path, |fault| matches!(fault, HubFault::Gone)).is_some();
     let Some(file) = repo.files.get(&path).filter(|_| !gone) else {
         let mut refused = error(StatusCode::NOT_FOUND, "EntryNotFound", "Entry not found");
         refused.headers_mut().insert("x-repo-commit", repo.commit.parse().unwrap());
@@ -374,7 +374,7 @@ async fn large(
 
 /// A file's bytes, or what becomes of them.
 fn bytes(
-    world: &Arc<Mutex<World>>,
+    world: &Arc<Mutex<HubState>>,
     (method, cdn): (&Method, bool),
     id: &str,
     path: &str,
@@ -386,17 +386,18 @@ fn bytes(
     let file = repo.files[path].clone();
     let total = file.bytes.len();
     let is_head = method == Method::HEAD;
-    let fault = if is_head { None } else { guard.fault(path, |fault| !matches!(fault, Fault::Page | Fault::Gone)) };
+    let fault =
+        if is_head { None } else { guard.fault(path, |fault| !matches!(fault, HubFault::Page | HubFault::Gone)) };
     let asked =
         headers.get(header::RANGE).and_then(|range| range.to_str().ok()?.strip_prefix("bytes=")?.split_once('-'));
-    let asked = asked.filter(|_| fault != Some(Fault::NoRanges));
+    let asked = asked.filter(|_| fault != Some(HubFault::NoRanges));
     let from: usize = asked.map_or(0, |(from, _)| from.parse().unwrap());
     let to = asked.and_then(|(_, to)| to.parse::<usize>().ok()).map_or(total, |last| (last + 1).min(total));
     if asked.is_some() && from >= total {
         return (StatusCode::RANGE_NOT_SATISFIABLE, [("content-range", format!("bytes */{total}"))]).into_response();
     }
     let mut body = file.bytes.slice(from..to);
-    if fault == Some(Fault::Wrong) {
+    if fault == Some(HubFault::Wrong) {
         let mut wrong = body.to_vec();
         let middle = wrong.len() / 2;
         wrong[middle] ^= 1;
@@ -419,23 +420,23 @@ fn bytes(
     response
 }
 
-fn paced(world: Arc<Mutex<World>>, body: Bytes, fault: Option<Fault>) -> Body {
+fn paced(world: Arc<Mutex<HubState>>, body: Bytes, fault: Option<HubFault>) -> Body {
     let pieces = stream::unfold((world, body, 0_usize), move |(world, mut body, sent)| async move {
         match fault {
-            Some(Fault::Break(after)) if sent >= after => {
+            Some(HubFault::Break(after)) if sent >= after => {
                 // What was sent before leaves first: a server flushes it while it waits for more.
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 return Some((Err(io::Error::other("broken on purpose")), (world, body, sent)));
             }
-            Some(Fault::Slow(pause)) => tokio::time::sleep(pause).await,
-            Some(Fault::Stall) if sent > 0 => std::future::pending().await,
+            Some(HubFault::Slow(pause)) => tokio::time::sleep(pause).await,
+            Some(HubFault::Stall) if sent > 0 => std::future::pending().await,
             _ => {}
         }
         if body.is_empty() {
             return None;
         }
         let most = match fault {
-            Some(Fault::Break(after)) => PIECE.min(after - sent).max(1),
+            Some(HubFault::Break(after)) => PIECE.min(after - sent).max(1),
             _ => PIECE,
         };
         let piece = body.split_to(most.min(body.len()));

@@ -16,7 +16,7 @@ pub fn seed(own: u64) -> u64 {
 }
 
 /// An input that is being read. Where its target panics it is written down, so that `cargo fuzz run` or a test reads it again.
-pub struct Tried<'a> {
+pub struct FuzzInput<'a> {
     /// What made it.
     pub seed: u64,
     /// How many were made before it.
@@ -25,7 +25,7 @@ pub struct Tried<'a> {
     pub bytes: &'a [u8],
 }
 
-impl Drop for Tried<'_> {
+impl Drop for FuzzInput<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let Self { seed, input, bytes } = &*self;

@@ -1,6 +1,6 @@
 //! What came of breaking a swarm, for programs and people.
 
-use super::{PauseLimits, Step, timeline};
+use super::{PauseLimits, ScheduledFault, timeline};
 use crate::client::{Difference, Moved};
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ const TWO: &str = "two at once";
 
 /// Something that was done to a peer.
 #[derive(Clone, Debug, Serialize)]
-pub struct Fault {
+pub struct InjectedFault {
     /// The step of the schedule, from 1.
     pub nth: usize,
     /// What.
@@ -70,9 +70,9 @@ pub struct Fault {
     pub healed: Option<f64>,
 }
 
-impl Fault {
+impl InjectedFault {
     /// A step that was done, from and until so many seconds since the start.
-    pub(super) fn new(step: &Step, roles: Vec<Vec<String>>, at: f64, until: f64) -> Self {
+    pub(super) fn new(step: &ScheduledFault, roles: Vec<Vec<String>>, at: f64, until: f64) -> Self {
         let (peer, with) = step.peers.split_first().map_or_else(Default::default, |(p, w)| (p.clone(), w.to_vec()));
         let is_two = !with.is_empty() && step.deed != Deed::Part;
         let first = roles.first().and_then(|all| all.first()).map_or("", String::as_str);
@@ -172,7 +172,7 @@ pub struct ChaosReport {
     /// Names of the peers.
     pub peers: Vec<String>,
     /// What was done.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<InjectedFault>,
     /// Plans, one after the other.
     pub plans: Vec<Stamped<FollowedPlan>>,
     /// Streams that ended well.

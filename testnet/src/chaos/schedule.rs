@@ -51,7 +51,7 @@ impl ScheduleRng {
 
 /// Something to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Step {
+pub struct ScheduledFault {
     /// Its number, from 1.
     pub nth: usize,
     /// Answers that end before it, since the step before it was mended.
@@ -78,7 +78,7 @@ pub struct Lasts {
     pub until_missed: bool,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for ScheduledFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { nth, after_answers, then_ms, deed, peers, lasts } = self;
         let Lasts { answers, at_least_s, until_missed } = lasts;
@@ -131,7 +131,7 @@ impl Schedule {
 
     /// The steps of a run with these options, or more than it has time for.
     #[must_use]
-    pub fn listed(chaos: &Chaos, peers: &[PeerConfig]) -> Vec<Step> {
+    pub fn listed(chaos: &Chaos, peers: &[PeerConfig]) -> Vec<ScheduledFault> {
         let steps = match chaos.until {
             Until::Faults(faults) => faults,
             Until::Time(span) => (span.as_secs_f64() / 60.0 * EACH_MINUTE).ceil() as usize,
@@ -201,14 +201,14 @@ impl Schedule {
 }
 
 impl Iterator for Schedule {
-    type Item = Step;
+    type Item = ScheduledFault;
 
-    fn next(&mut self) -> Option<Step> {
+    fn next(&mut self) -> Option<ScheduledFault> {
         let deed = self.deed()?;
         let peers = self.victims(deed)?.into_iter().map(|n| self.cast[n].name.clone()).collect();
         let (after_answers, then_ms) = (self.rng.between(BEFORE), self.rng.roll(JITTER));
         self.nth += 1;
-        Some(Step { nth: self.nth, after_answers, then_ms, deed, peers, lasts: self.lasts(deed) })
+        Some(ScheduledFault { nth: self.nth, after_answers, then_ms, deed, peers, lasts: self.lasts(deed) })
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
         Chaos { seed, streams: 16, until: Until::Faults(1000), deeds, pairs, limits: PauseLimits::default() }
     }
 
-    fn listed(chaos: &Chaos) -> Vec<Step> {
+    fn listed(chaos: &Chaos) -> Vec<ScheduledFault> {
         Schedule::listed(chaos, &PeerConfig::alike(8, 2, &[]))
     }
 

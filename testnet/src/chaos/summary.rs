@@ -1,6 +1,6 @@
 //! A report in figures: how often who was hit, and how long that lasted for whom.
 
-use super::{ChaosReport, Deed, Fault, ServedStream, Stood};
+use super::{ChaosReport, Deed, InjectedFault, ServedStream, Stood};
 use crate::client::Resumption;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -136,8 +136,8 @@ impl ChaosReport {
 
     /// Whether a peer that the client asked was stopped or cut off for a part of the pause.
     fn is_at_stopped_gateway(&self, Stood { from, pause, at }: &Stood) -> bool {
-        let is_meanwhile = |f: &Fault| f.at <= from + pause && f.until >= *from;
-        let is_stopped = |f: &&Fault| matches!(f.deed, Deed::Stop | Deed::Cut | Deed::Part) && is_meanwhile(f);
+        let is_meanwhile = |f: &InjectedFault| f.at <= from + pause && f.until >= *from;
+        let is_stopped = |f: &&InjectedFault| matches!(f.deed, Deed::Stop | Deed::Cut | Deed::Part) && is_meanwhile(f);
         self.faults.iter().filter(is_stopped).any(|f| at.iter().any(|peer| f.hit(peer)))
     }
 
@@ -159,16 +159,16 @@ impl ChaosReport {
 
     /// What a stream paused for: the fault that lasted through most of the pause, or else the last one before its end, since
     /// a peer that is back changes plans, too.
-    fn fault_of(&self, gap: &Stood) -> Option<&Fault> {
+    fn fault_of(&self, gap: &Stood) -> Option<&InjectedFault> {
         let end = gap.from + gap.pause;
-        let shared = |f: &Fault| f.until.min(end) - f.at.max(gap.from);
+        let shared = |f: &InjectedFault| f.until.min(end) - f.at.max(gap.from);
         let before = self.faults.iter().filter(|f| f.at <= end);
         before.max_by(|a, b| shared(a).max(0.0).total_cmp(&shared(b).max(0.0)).then(a.at.total_cmp(&b.at)))
     }
 }
 
 /// How often these hit each role.
-pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
+pub(super) fn hits(faults: &[InjectedFault]) -> BTreeMap<&str, usize> {
     let mut hits = BTreeMap::new();
     for role in faults.iter().flat_map(|f| &f.roles).flatten() {
         *hits.entry(role.as_str()).or_default() += 1;
@@ -183,8 +183,8 @@ mod tests {
     use crate::client::Moved;
     use serde_json::json;
 
-    fn fault(role: &str, at: f64, until: f64) -> Fault {
-        Fault {
+    fn fault(role: &str, at: f64, until: f64) -> InjectedFault {
+        InjectedFault {
             nth: 1,
             deed: Deed::Kill,
             peer: "peer0".into(),
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    fn report(peers: Vec<String>, faults: Vec<Fault>, streams: Vec<ServedStream>) -> ChaosReport {
+    fn report(peers: Vec<String>, faults: Vec<InjectedFault>, streams: Vec<ServedStream>) -> ChaosReport {
         let (plans, wronged, cut_off, violations) = (vec![], vec![], vec![], vec![]);
         ChaosReport { seed: 1, seconds: 40.0, peers, faults, plans, streams, wronged, cut_off, violations }
     }
@@ -277,8 +277,8 @@ mod tests {
 
     #[test]
     fn waiting_for_a_gateway_that_was_stopped_is_told_apart() {
-        let stopped = Fault { deed: Deed::Stop, peer: "gateway1".into(), ..fault("gateway", 10.0, 16.0) };
-        let killed = Fault { peer: "gateway1".into(), ..fault("gateway", 20.0, 21.0) };
+        let stopped = InjectedFault { deed: Deed::Stop, peer: "gateway1".into(), ..fault("gateway", 10.0, 16.0) };
+        let killed = InjectedFault { peer: "gateway1".into(), ..fault("gateway", 20.0, 21.0) };
         let stood = |from, pause, at: &str| Stood { from, pause, at: vec!["gateway0".into(), at.into()] };
         let of = |pauses: Vec<Stood>| ServedStream { pauses, ..stream(0.0, 9.0) };
         let streams = vec![

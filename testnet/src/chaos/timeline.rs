@@ -163,13 +163,13 @@ fn escaped(words: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
-        chaos::{Fault, Spread},
+        chaos::{InjectedFault, Spread},
         client::Moved,
     };
 
     #[test]
     fn a_picture_has_every_peer_fault_and_stream() {
-        let fault = |deed, peer: &str| Fault {
+        let fault = |deed, peer: &str| InjectedFault {
             nth: 1,
             deed,
             peer: peer.into(),

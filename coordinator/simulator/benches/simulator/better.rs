@@ -25,7 +25,7 @@ struct Bench {
 }
 
 /// A cluster, the paper's pools on it and the grid on which rates are tried.
-struct Cluster {
+struct ClusterCase {
     name: &'static str,
     machines: Vec<(Arc<Table>, usize)>,
     pools: &'static [usize],
@@ -33,14 +33,14 @@ struct Cluster {
 }
 
 impl Bench {
-    fn keeps(&self, on: &Cluster, system: System, list: &[Asked], rate: f64, seed: u64) -> bool {
+    fn keeps(&self, on: &ClusterCase, system: System, list: &[Asked], rate: f64, seed: u64) -> bool {
         let machines: Vec<(&Arc<Table>, usize)> = on.machines.iter().map(|(t, n)| (t, *n)).collect();
         let outcome = cluster(self.sizes, &machines, system).run(&drawn(list, rate, SECONDS, seed), &|_| false);
         keeps_table_vi(&slowdowns(&outcome.traces, &self.a100))
     }
 
     /// The highest rate on the grid that is kept, with all of the ten steps below it.
-    fn sustains(&self, on: &Cluster, system: System, list: &[Asked], seed: u64) -> f64 {
+    fn sustains(&self, on: &ClusterCase, system: System, list: &[Asked], seed: u64) -> f64 {
         let keeps = |steps: u32| self.keeps(on, system, list, f64::from(steps) * on.step, seed);
         let (mut low, mut high) = (0, 128);
         while high - low > 1 {
@@ -52,7 +52,7 @@ impl Bench {
         f64::from(missed.map_or(low, |s| s - 1)) * on.step
     }
 
-    fn row(&self, on: &Cluster, system: System, list: &[Asked]) -> String {
+    fn row(&self, on: &ClusterCase, system: System, list: &[Asked]) -> String {
         let all: Vec<String> = SEEDS.map(|seed| format!("{}", self.sustains(on, system, list, seed))).collect();
         all.join(" ")
     }
@@ -62,11 +62,15 @@ pub fn print(shared: &Path) {
     let (a100, h100) = (times(shared, "a100-80gb"), times(shared, "h100-80gb"));
     let bench = Bench { sizes: Sizes::of("bloom-176b").expect("it is known"), a100: a100.clone() };
     let traces = [("conversation", lengths(shared, "conv")), ("coding", lengths(shared, "code"))];
-    let alike =
-        |name, table: &Arc<Table>, n, pools, step| Cluster { name, machines: vec![(table.clone(), n)], pools, step };
+    let alike = |name, table: &Arc<Table>, n, pools, step| ClusterCase {
+        name,
+        machines: vec![(table.clone(), n)],
+        pools,
+        step,
+    };
     let large = [alike("40 H100", &h100, 40, &[25, 35], 2.0), alike("70 A100", &a100, 70, &[45, 55], 2.0)];
     let small = [alike("4 H100", &h100, 4, &[3], 1.0), alike("7 A100", &a100, 7, &[4, 6], 1.0)];
-    let uneven = Cluster {
+    let uneven = ClusterCase {
         name: "25 H100 and 26 A100",
         machines: vec![(h100.clone(), 25), (a100.clone(), 26)],
         pools: &[25],
@@ -119,7 +123,7 @@ fn changed() -> [(&'static str, PackingRules); 5] {
     ]
 }
 
-fn names(large: &[Cluster], small: &[Cluster], traces: &[(&str, Vec<Asked>)]) -> Vec<String> {
-    let each = |on: &Cluster| traces.iter().map(|(t, _)| format!("{}, {t}", on.name)).collect::<Vec<_>>();
+fn names(large: &[ClusterCase], small: &[ClusterCase], traces: &[(&str, Vec<Asked>)]) -> Vec<String> {
+    let each = |on: &ClusterCase| traces.iter().map(|(t, _)| format!("{}, {t}", on.name)).collect::<Vec<_>>();
     large.iter().chain(small).flat_map(each).collect()
 }

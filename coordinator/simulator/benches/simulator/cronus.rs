@@ -37,12 +37,12 @@ const APPROACHES: [(&str, Approach); 7] = [
 
 /// Hears how long iterations take, by how many answers wait for each (microseconds, tokens).
 #[derive(Debug)]
-struct Heard {
+struct IterationTimes {
     cost: Arc<dyn IterationCost>,
     gaps: Arc<Mutex<BTreeMap<u64, u64>>>,
 }
 
-impl IterationCost for Heard {
+impl IterationCost for IterationTimes {
     fn iteration(&self, batch: &Batch) -> Seconds {
         let time = self.cost.iteration(batch);
         note(&self.gaps, time, u64::from(batch.answers) * u64::from(batch.iterations));
@@ -69,7 +69,7 @@ fn run(pair: &GpuPair, approach: Approach, arrivals: &[Arrival]) -> CronusResult
     let (mut machines, routing) = pair.parts(approach);
     let gaps = Arc::new(Mutex::new(BTreeMap::new()));
     for machine in &mut machines {
-        machine.cost = Arc::new(Heard { cost: machine.cost.clone(), gaps: gaps.clone() });
+        machine.cost = Arc::new(IterationTimes { cost: machine.cost.clone(), gaps: gaps.clone() });
     }
     let outcome = Simulation::new(machines, routing, Box::new(pair.links())).run(arrivals, &|_| false);
     assert!(outcome.traces.iter().all(|t| t.end.is_finite()), "every request ends");

@@ -21,7 +21,7 @@ use tsnode_simulator::{measured_cost::Table, table, trace};
 
 /// What a part takes.
 #[derive(Clone, Copy)]
-enum Part {
+enum BenchPart {
     /// Nothing.
     Alone(fn()),
     /// What lies beside the project, if it is there.
@@ -30,17 +30,17 @@ enum Part {
     Needs(fn(&Path)),
 }
 
-const PARTS: [(&str, Part); 10] = [
-    ("speed", Part::Alone(speed::print)),
-    ("claims", Part::Needs(claims::print)),
-    ("better", Part::Needs(better::print)),
-    ("cronus", Part::May(cronus::print)),
-    ("sharing", Part::Alone(sharing::print)),
-    ("placement", Part::Alone(placement::print)),
-    ("replacement", Part::Alone(placement::print_replacement)),
-    ("provision", Part::Needs(provision::print)),
-    ("shift", Part::May(shift::print)),
-    ("appj", Part::Alone(appj::print)),
+const PARTS: [(&str, BenchPart); 10] = [
+    ("speed", BenchPart::Alone(speed::print)),
+    ("claims", BenchPart::Needs(claims::print)),
+    ("better", BenchPart::Needs(better::print)),
+    ("cronus", BenchPart::May(cronus::print)),
+    ("sharing", BenchPart::Alone(sharing::print)),
+    ("placement", BenchPart::Alone(placement::print)),
+    ("replacement", BenchPart::Alone(placement::print_replacement)),
+    ("provision", BenchPart::Needs(provision::print)),
+    ("shift", BenchPart::May(shift::print)),
+    ("appj", BenchPart::Alone(appj::print)),
 ];
 
 fn main() {
@@ -51,10 +51,10 @@ fn main() {
         }
         println!("\n## {name}\n");
         match (part, shared()) {
-            (Part::Alone(print), _) => print(),
-            (Part::May(print), folder) => print(folder.as_deref()),
-            (Part::Needs(print), Some(folder)) => print(&folder),
-            (Part::Needs(_), None) => println!("Azure's traces and the table of times are not beside the project"),
+            (BenchPart::Alone(print), _) => print(),
+            (BenchPart::May(print), folder) => print(folder.as_deref()),
+            (BenchPart::Needs(print), Some(folder)) => print(&folder),
+            (BenchPart::Needs(_), None) => println!("Azure's traces and the table of times are not beside the project"),
         }
     }
 }

@@ -49,9 +49,9 @@ const ORDERS: [(&str, SharedGpuOrder); 8] = [
 const OURS: (&str, SharedGpuOrder) = ("+ prompts' lengths", SharedGpuOrder::Doubling(Doubling::RULES, Known::Prompt));
 
 /// A GPU with two models on it.
-struct Gpu(SharedGpu);
+struct TwoModelGpu(SharedGpu);
 
-impl Gpu {
+impl TwoModelGpu {
     fn new(pair: Pair) -> Self {
         let gpu = shipped(Column::Vendor).remove(GPU).expect("it is known");
         let service = |(model, workload): (&str, &str)| {
@@ -88,7 +88,7 @@ fn average(all: &[[f64; 3]]) -> [f64; 3] {
     [0, 1, 2].map(|n| all.iter().map(|one| one[n]).sum::<f64>() / all.len() as f64)
 }
 
-fn orders(gpu: &Gpu) {
+fn orders(gpu: &TwoModelGpu) {
     let heads: Vec<String> = LOADS.iter().map(|l| format!("{l}: mean, P99 | times ours")).collect();
     println!("| order | {} |\n|---|{}", heads.join(" | "), "---|---|".repeat(LOADS.len()));
     let ours = LOADS.map(|load| gpu.runs(OURS.1, load));
@@ -120,7 +120,7 @@ fn wrong(profile: &ServiceProfile, error: f64, rng: &mut Rng) -> ServiceProfile 
 }
 
 /// Profiles that are wrong, and profiles of one service taken for the other's.
-fn wrong_profiles(gpu: &Gpu, load: f64) {
+fn wrong_profiles(gpu: &TwoModelGpu, load: f64) {
     println!(
         "| profiles off by up to | as printed, prompts join, memory taken back: mean, P99 | ours: mean, P99 |\n|---|---|---|"
     );
@@ -146,7 +146,7 @@ fn wrong_profiles(gpu: &Gpu, load: f64) {
 }
 
 /// Answers longer or shorter than what profiles were taken from: Gaussian, as Figure 13 has it.
-fn wrong_lengths(gpu: &Gpu, load: f64) {
+fn wrong_lengths(gpu: &TwoModelGpu, load: f64) {
     println!(
         "\n| deviation, times the answer | {} |\n|---|{}",
         ORDERS.map(|o| o.0).join(" | "),
@@ -178,7 +178,7 @@ fn profiled_deviation(profile: &ServiceProfile) -> Seconds {
 
 pub fn print() {
     for pair in PAIRS {
-        let gpu = Gpu::new(pair);
+        let gpu = TwoModelGpu::new(pair);
         for ((model, workload), profile) in std::iter::zip(pair, gpu.0.profiles(Known::Service)) {
             let deviation = profiled_deviation(profile);
             println!("{workload} on {model}: {:.2} s alone, deviation {:.2} s", profile.mean.0, deviation.0);
@@ -187,7 +187,7 @@ pub fn print() {
         orders(&gpu);
         println!();
     }
-    let gpu = Gpu::new(PAIRS[0]);
+    let gpu = TwoModelGpu::new(PAIRS[0]);
     println!("### Wrong profiles, the first pair at load 1.2\n");
     wrong_profiles(&gpu, 1.2);
     println!("\n### Wrong lengths, the first pair at load 0.6: normalised latency, mean and P99");

@@ -22,7 +22,7 @@ const WATCHED: usize = 10_000_000;
 const PART: usize = 1_000_000;
 
 /// A change: its name, and a stream of requests that changes after [`BEFORE`].
-type Change<'a> = (&'a str, Box<dyn Fn(u64) -> Vec<Arrival>>);
+type WorkloadChange<'a> = (&'a str, Box<dyn Fn(u64) -> Vec<Arrival>>);
 
 pub fn print(shared: Option<&Path>) {
     false_alarms();
@@ -65,7 +65,7 @@ fn false_alarms() {
             all
         }
     };
-    let cases: [Change<'_>; 6] = [
+    let cases: [WorkloadChange<'_>; 6] = [
         ("coding, Poisson", Box::new(poisson("coding", Arriving::Poisson))),
         ("conversation, Poisson", Box::new(poisson("conversation", Arriving::Poisson))),
         ("conversation, bursty (c² = 4)", Box::new(poisson("conversation", Arriving::Bursty(4.0)))),
@@ -111,7 +111,7 @@ fn delays() {
         })
     };
     let poisson = Arriving::Poisson;
-    let cases: [Change<'_>; 13] = [
+    let cases: [WorkloadChange<'_>; 13] = [
         ("coding → conversation, 0.5 requests/s", service("coding", "conversation", 0.5, 1.0, poisson)),
         ("coding → conversation, 3 requests/s", service("coding", "conversation", 3.0, 1.0, poisson)),
         ("coding → conversation, 20 requests/s", service("coding", "conversation", 20.0, 1.0, poisson)),

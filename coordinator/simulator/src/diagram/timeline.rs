@@ -48,7 +48,7 @@ pub fn svg(
     is_late: &dyn Fn(&ReplayTrace) -> bool,
 ) -> String {
     let span = outcome.end.0.max(1e-9);
-    let rows = Rows::new(labels.len(), outcome, kv, is_late);
+    let rows = TimelineRows::new(labels.len(), outcome, kv, is_late);
     let mut drawn: Vec<usize> = (0..labels.len()).collect();
     drawn.sort_by(|a, b| rows.total(*b).total_cmp(&rows.total(*a)));
     drawn.truncate(ROWS);
@@ -74,7 +74,7 @@ pub fn svg(
 }
 
 /// Time in bins, of each machine.
-struct Rows {
+struct TimelineRows {
     /// Tasks that wait, on average in each bin.
     waiting: Vec<Vec<f64>>,
     /// Requests that came and went there for their prompts, and those of them that were late.
@@ -87,7 +87,7 @@ struct Rows {
     sent: Vec<f64>,
 }
 
-impl Rows {
+impl TimelineRows {
     fn new(machines: usize, outcome: &Outcome, kv: BytesPerToken, is_late: &dyn Fn(&ReplayTrace) -> bool) -> Self {
         let mut rows = Self {
             waiting: vec![vec![0.0; BINS]; machines],

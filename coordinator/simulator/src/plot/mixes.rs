@@ -1,6 +1,6 @@
 //! The mixes that were tried as a plot: machines for prompts by machines for answers, kept or missed.
 
-use super::page::{AXIS, Area, Drawn, GRID, INK, Note, ending, legend, letters, noted, page};
+use super::page::{AXIS, Area, GRID, INK, PlotResult, Tooltip, ending, legend, letters, noted, page};
 use crate::provisioning::{Design, ProvisioningAnswer, Question, Tried, walk::TriedMix};
 use plotters::prelude::*;
 
@@ -26,7 +26,7 @@ pub fn svg(question: &Question, answer: &ProvisioningAnswer) -> String {
     noted(&picture, &notes)
 }
 
-fn panel(area: &Area<'_>, question: &Question, tried: &Tried, notes: &mut Vec<Note>) -> Drawn {
+fn panel(area: &Area<'_>, question: &Question, tried: &Tried, notes: &mut Vec<Tooltip>) -> PlotResult {
     let (prompts, answers) = tried.design.kinds();
     let (a, b) = (&question.kinds[prompts.0].name, &question.kinds[answers.0].name);
     let (title, across, up) = match tried.design {
@@ -66,7 +66,7 @@ fn panel(area: &Area<'_>, question: &Question, tried: &Tried, notes: &mut Vec<No
         let (mix, at) = (look.mix, (look.mix.prompts, look.mix.answers));
         chart.plotting_area().draw(&Circle::new(at, 4, colour.filled()))?;
         let said = format!("{} + {} at {:.3} requests/s: {verdict}", mix.prompts, mix.answers, look.rate);
-        notes.push(Note { at: chart.backend_coord(&at), said });
+        notes.push(Tooltip { at: chart.backend_coord(&at), said });
     }
     if let Some(best) = &tried.best {
         let ring = Circle::new((best.mix.prompts, best.mix.answers), 9, INK.stroke_width(2));
@@ -76,7 +76,7 @@ fn panel(area: &Area<'_>, question: &Question, tried: &Tried, notes: &mut Vec<No
 }
 
 /// What a panel is of, what was chosen, and what its colours stand for.
-fn head(area: &Area<'_>, tried: &Tried, title: String) -> Drawn {
+fn head(area: &Area<'_>, tried: &Tried, title: String) -> PlotResult {
     area.draw(&Text::new(title, (16, 10), letters(14.0)))?;
     legend(area, (16, 40), KEPT, "kept")?;
     legend(area, (80, 40), MISSED, "missed")?;

@@ -11,7 +11,7 @@ use std::fmt::Write;
 /// A part of a page; places on it are in pixels from its own corner.
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// What comes of drawing.
-pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+pub(super) type PlotResult = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 pub(super) const INK: RGBColor = RGBColor(26, 26, 26);
 pub(super) const AXIS: RGBColor = RGBColor(85, 85, 85);
@@ -22,7 +22,7 @@ const REACH: i32 = 6;
 const LINE: f64 = 1.24;
 
 /// A page of so many pixels. All of it is white, so that lines and letters are read in dark surroundings too.
-pub(super) fn page(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Drawn) -> String {
+pub(super) fn page(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> PlotResult) -> String {
     let mut picture = String::new();
     let root = SVGBackend::with_string(&mut picture, size).into_drawing_area();
     let drawn = root.fill(&WHITE).and_then(|()| draw(&root)).and_then(|()| root.present());
@@ -50,13 +50,13 @@ pub(super) fn colour(n: usize) -> RGBColor {
 }
 
 /// What a colour stands for; `y` is the middle of it.
-pub(super) fn legend(area: &Area<'_>, (x, y): (i32, i32), colour: RGBColor, name: &str) -> Drawn {
+pub(super) fn legend(area: &Area<'_>, (x, y): (i32, i32), colour: RGBColor, name: &str) -> PlotResult {
     area.draw(&Rectangle::new([(x, y - 5), (x + 10, y + 5)], colour.filled()))?;
     area.draw(&Text::new(name, (x + 16, y), letters(12.0).pos(Pos::new(HPos::Left, VPos::Center))))
 }
 
 /// What is said where somebody points.
-pub(super) struct Note {
+pub(super) struct Tooltip {
     /// Its middle, in pixels of the page.
     pub(super) at: (i32, i32),
     /// The words.
@@ -64,10 +64,10 @@ pub(super) struct Note {
 }
 
 /// Puts notes over a page, which plotters has none of.
-pub(super) fn noted(picture: &str, notes: &[Note]) -> String {
+pub(super) fn noted(picture: &str, notes: &[Tooltip]) -> String {
     const END: &str = "</svg>\n";
     let mut out = picture.strip_suffix(END).unwrap_or(picture).to_owned();
-    for Note { at: (x, y), said } in notes {
+    for Tooltip { at: (x, y), said } in notes {
         let _ = writeln!(
             out,
             "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill-opacity=\"0\"><title>{}</title></rect>",

@@ -9,7 +9,7 @@
 //! passed over, arrival), looked at when a task comes and not again, as the paper's simulator has it.
 
 use std::collections::{BTreeMap, VecDeque};
-use tsnode_coordinator::policy::batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, Task};
+use tsnode_coordinator::policy::batching::{Batch, BatchLimits, Batching, RequestNo, RequestPhase, Seen, Task};
 
 /// Times a task is passed over before it goes first.
 const PATIENCE: u32 = 4;
@@ -58,10 +58,10 @@ impl AgeingJob {
         self.prompt.map_or(0, |s| s.task.tokens)
     }
 
-    fn slot(&self, part: Part) -> Option<&TaskSlot> {
+    fn slot(&self, part: RequestPhase) -> Option<&TaskSlot> {
         match part {
-            Part::Prompt => self.prompt.as_ref(),
-            Part::Answer => self.answer.as_ref(),
+            RequestPhase::Prompt => self.prompt.as_ref(),
+            RequestPhase::Answer => self.answer.as_ref(),
         }
     }
 }
@@ -74,7 +74,7 @@ pub struct Ageing {
     capacity: u64,
     used: u64,
     jobs: BTreeMap<RequestNo, AgeingJob>,
-    waiting: VecDeque<(RequestNo, Part)>,
+    waiting: VecDeque<(RequestNo, RequestPhase)>,
     prompts: VecDeque<RequestNo>,
     put_off: VecDeque<RequestNo>,
     batch: Vec<RequestNo>,
@@ -82,7 +82,7 @@ pub struct Ageing {
     /// What a selection has chosen so far, in order, and what it looks at last; kept for their memory.
     picked: Vec<RequestNo>,
     others: Vec<RequestNo>,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
     /// Selections begun, and those over.
     selections: u64,
     over: u64,
@@ -115,13 +115,13 @@ impl Ageing {
         }
     }
 
-    fn key(&self, (request, part): (RequestNo, Part)) -> (u32, RequestNo) {
+    fn key(&self, (request, part): (RequestNo, RequestPhase)) -> (u32, RequestNo) {
         let since = self.jobs.get(&request).and_then(|j| j.slot(part)).and_then(|s| s.since);
         (since.map_or(0, |s| self.over.saturating_sub(s) as u32), request)
     }
 
     /// Into the waiting queue, by halves: what is there need not be in order any more.
-    fn queue(&mut self, task: (RequestNo, Part)) {
+    fn queue(&mut self, task: (RequestNo, RequestPhase)) {
         let key = self.key(task);
         let (mut low, mut high) = (0, self.waiting.len());
         while low < high {
@@ -139,8 +139,8 @@ impl Ageing {
     fn fits(&self, slot: &TaskSlot, next: &Batch) -> TaskFit {
         let TaskSlot { task, started, .. } = slot;
         let tokens = match task.part {
-            Part::Prompt => u64::from(task.tokens),
-            Part::Answer => 1,
+            RequestPhase::Prompt => u64::from(task.tokens),
+            RequestPhase::Answer => 1,
         };
         let places = next.tasks() >= self.limits.tasks;
         let many = !next.is_empty() && next.tokens() + tokens > u64::from(self.limits.tokens);
@@ -163,12 +163,12 @@ impl Ageing {
         let Some(job) = self.jobs.get_mut(&request) else { return TaskFit::Fits };
         job.chosen = selection;
         match slot.task.part {
-            Part::Prompt => {
+            RequestPhase::Prompt => {
                 next.prompts += 1;
                 next.prompt_tokens += u64::from(slot.task.tokens);
                 next.prompt_squares += u64::from(slot.task.tokens).pow(2);
             }
-            Part::Answer => {
+            RequestPhase::Answer => {
                 next.answers += 1;
                 next.context += job.context;
                 next.iterations = next.iterations.min(job.left);
@@ -225,7 +225,7 @@ impl Ageing {
         for place in 0..self.batch.len() {
             let request = self.batch[place];
             if !self.is_chosen(&request) {
-                self.queue((request, Part::Answer));
+                self.queue((request, RequestPhase::Answer));
                 self.put_off.push_back(request);
             }
         }
@@ -251,7 +251,7 @@ impl Ageing {
             remove(&mut self.put_off, &request);
             self.batch.push(request);
         }
-        if part == Part::Prompt {
+        if part == RequestPhase::Prompt {
             remove(&mut self.prompts, &request);
         }
     }
@@ -284,23 +284,23 @@ impl Batching for Ageing {
     fn add(&mut self, task: Task) -> bool {
         let job = self.jobs.entry(task.request).or_default();
         let before = *job;
-        let can_start = task.part == Part::Prompt || job.prompt.is_none();
+        let can_start = task.part == RequestPhase::Prompt || job.prompt.is_none();
         let slot = Some(TaskSlot { task, since: can_start.then_some(self.over), started: false });
         match task.part {
-            Part::Prompt => {
+            RequestPhase::Prompt => {
                 (job.prompt, job.context) = (slot, u64::from(task.tokens) + 1);
                 self.prompts.push_back(task.request);
             }
-            Part::Answer => (job.answer, job.left) = (slot, task.tokens),
+            RequestPhase::Answer => (job.answer, job.left) = (slot, task.tokens),
         }
         let after = *job;
         self.recount(before, after);
         self.queue((task.request, task.part));
         let running = &self.running;
         let fits = |beside: u64, tokens: u64| beside + tokens <= u64::from(self.limits.tokens);
-        let tokens = if task.part == Part::Prompt { u64::from(task.tokens) } else { 1 };
+        let tokens = if task.part == RequestPhase::Prompt { u64::from(task.tokens) } else { 1 };
         let joins = running.tasks() < self.limits.tasks && fits(running.tokens(), tokens);
-        running.prompts == 0 && (joins || (task.part == Part::Prompt && fits(0, tokens)))
+        running.prompts == 0 && (joins || (task.part == RequestPhase::Prompt && fits(0, tokens)))
     }
 
     fn queues_ahead(&self) -> bool {
@@ -341,11 +341,11 @@ impl Batching for Ageing {
         self.running
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.starting.iter().for_each(|&(request, part)| starting(request, part));
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         self.running = Batch::default();
         for &request in &self.batch {
             let Some(job) = self.jobs.get_mut(&request) else { continue };
@@ -355,14 +355,14 @@ impl Batching for Ageing {
                 if let Some(answer) = &mut job.answer {
                     answer.since = Some(self.over);
                 }
-                ended.push((request, Part::Prompt));
+                ended.push((request, RequestPhase::Prompt));
             } else if job.answer.is_some() {
                 job.left -= iterations.min(job.left);
                 job.context += u64::from(iterations);
                 if job.left == 0 {
                     job.answer = None;
                     self.parts -= 1;
-                    ended.push((request, Part::Answer));
+                    ended.push((request, RequestPhase::Answer));
                 }
             }
         }

@@ -4,7 +4,7 @@
 //! answers of several batches that wait become one.
 
 use std::collections::{BTreeMap, VecDeque};
-use tsnode_coordinator::policy::batching::{Batch, Batching, Part, RequestNo, Seen, StageNo, Task};
+use tsnode_coordinator::policy::batching::{Batch, Batching, RequestNo, RequestPhase, Seen, StageNo, Task};
 
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,15 +28,15 @@ pub struct Greedy {
     /// Requests of the batches on their way, the oldest first.
     running: VecDeque<RequestNo>,
     batches: VecDeque<Batch>,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
     /// What waits at stages after the first, and what each stage runs.
-    later: BTreeMap<usize, Waiting>,
+    later: BTreeMap<usize, StageQueue>,
     at: BTreeMap<usize, (Batch, Vec<RequestNo>)>,
 }
 
 /// What has come to a stage.
 #[derive(Clone, Debug, Default)]
-struct Waiting {
+struct StageQueue {
     prompts: VecDeque<Vec<RequestNo>>,
     answers: VecDeque<RequestNo>,
 }
@@ -67,7 +67,7 @@ impl Greedy {
             }
             self.prompts.pop_front();
             self.running.push_back(request);
-            self.starting.push((request, Part::Prompt));
+            self.starting.push((request, RequestPhase::Prompt));
             batch.prompts += 1;
             batch.prompt_tokens += tokens;
             batch.prompt_squares += tokens * tokens;
@@ -78,7 +78,7 @@ impl Greedy {
         let taken = answers(&mut self.answers, &self.jobs, self.context, batch);
         for request in taken {
             if self.jobs.get(&request).is_some_and(|job| job.left == job.tokens) {
-                self.starting.push((request, Part::Answer));
+                self.starting.push((request, RequestPhase::Answer));
             }
             self.running.push_back(request);
         }
@@ -106,18 +106,18 @@ impl Greedy {
         batch: &Batch,
         requests: Vec<RequestNo>,
         iterations: u32,
-        ended: &mut Vec<(RequestNo, Part)>,
+        ended: &mut Vec<(RequestNo, RequestPhase)>,
     ) {
         for request in requests {
             let Some(job) = self.jobs.get_mut(&request) else { continue };
             if batch.prompts > 0 {
-                ended.push((request, Part::Prompt));
+                ended.push((request, RequestPhase::Prompt));
                 continue;
             }
             job.left -= iterations.min(job.left);
             job.context += u64::from(iterations);
             if job.left == 0 {
-                ended.push((request, Part::Answer));
+                ended.push((request, RequestPhase::Answer));
             } else {
                 self.answers.push_back(request);
             }
@@ -130,11 +130,11 @@ impl Batching for Greedy {
         let job = self.jobs.entry(task.request).or_default();
         (job.tokens, job.left, job.memory) = (task.tokens, task.tokens, job.memory + task.memory);
         match task.part {
-            Part::Prompt => {
+            RequestPhase::Prompt => {
                 job.context = u64::from(task.tokens) + 1;
                 self.prompts.push_back(task.request);
             }
-            Part::Answer => self.answers.push_back(task.request),
+            RequestPhase::Answer => self.answers.push_back(task.request),
         }
         false
     }
@@ -174,11 +174,11 @@ impl Batching for Greedy {
         batch
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.starting.iter().for_each(|&(request, part)| starting(request, part));
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let Some(batch) = self.batches.pop_front() else { return };
         let requests = self.running.drain(..batch.tasks()).collect();
         self.came_out(&batch, requests, iterations, ended);
@@ -200,7 +200,7 @@ impl Batching for Greedy {
         batch
     }
 
-    fn ran_at(&mut self, stage: StageNo, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran_at(&mut self, stage: StageNo, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let Some((batch, requests)) = self.at.remove(&stage.place) else { return };
         if stage.is_last() {
             return self.came_out(&batch, requests, 1, ended);

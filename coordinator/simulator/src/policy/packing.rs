@@ -78,7 +78,7 @@ pub struct PackingRules {
 
 /// A machine and what was sent there.
 #[derive(Clone, Debug)]
-struct Machine {
+struct PackedMachine {
     known: MachineSpeed,
     /// KV promised (tokens).
     promised: u64,
@@ -93,7 +93,7 @@ struct Machine {
     backlog: Seconds,
 }
 
-impl Machine {
+impl PackedMachine {
     fn has_room(&self, memory: u64) -> bool {
         self.promised + memory <= self.known.capacity
     }
@@ -146,7 +146,7 @@ pub struct PackingPolicy {
     rules: PackingRules,
     /// Most answers of a machine.
     places: u32,
-    machines: Vec<Machine>,
+    machines: Vec<PackedMachine>,
     /// The order in which machines are filled with answers.
     order: Vec<usize>,
     now: Seconds,
@@ -164,7 +164,7 @@ impl PackingPolicy {
         let mut order: Vec<usize> = (0..machines.len()).rev().collect();
         order.sort_by(|a, b| weak(&machines[*b]).total_cmp(&weak(&machines[*a])));
         let zero = Seconds(0.0);
-        let machine = |known| Machine {
+        let machine = |known| PackedMachine {
             known,
             promised: 0,
             answers: 0,
@@ -189,7 +189,7 @@ impl PackingPolicy {
     fn for_answer(&self, asked: Asked) -> Option<usize> {
         let memory = asked.prompt_memory() + asked.answer_memory();
         let one = Batch::answers(1, asked.prompt_memory());
-        let fits = |m: &Machine| {
+        let fits = |m: &PackedMachine| {
             let step = Batch::answers(m.answers + 1, m.context + asked.prompt_memory());
             let (cost, room) = (&m.known.cost, m.has_room(memory) && m.answers < self.places);
             room && cost.iteration(&step) <= cost.iteration(&one) * PACE

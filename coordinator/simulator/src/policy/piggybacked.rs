@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tsnode_coordinator::{
-    policy::batching::{Batch, Batching, Part, RequestNo, Seen, Task},
+    policy::batching::{Batch, Batching, RequestNo, RequestPhase, Seen, Task},
     replay::iteration_cost::IterationCost,
 };
 
@@ -52,7 +52,7 @@ pub struct Piggybacked {
     pending: u64,
     present: Option<RequestNo>,
     running: Batch,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
 }
 
 impl Piggybacked {
@@ -119,12 +119,12 @@ impl Batching for Piggybacked {
         let job = self.jobs.entry(task.request).or_default();
         job.task = Some(task);
         match task.part {
-            Part::Prompt => {
+            RequestPhase::Prompt => {
                 job.context = u64::from(task.tokens) + 1;
                 self.pending += u64::from(task.tokens);
                 self.prompts.push_back(task.request);
             }
-            Part::Answer => self.waiting.push_back(task.request),
+            RequestPhase::Answer => self.waiting.push_back(task.request),
         }
         self.has_places()
     }
@@ -170,12 +170,12 @@ impl Batching for Piggybacked {
         self.running
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.starting.iter().for_each(|&(request, part)| starting(request, part));
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
-        ended.extend(self.present.take().map(|r| (r, Part::Prompt)));
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
+        ended.extend(self.present.take().map(|r| (r, RequestPhase::Prompt)));
         self.pending -= self.running.prompt_tokens;
         if self.running.answers > 0 {
             self.steps += u64::from(iterations);
@@ -184,7 +184,7 @@ impl Batching for Piggybacked {
         self.running = Batch::default();
         while let Some(&(_, request)) = self.answers.first().filter(|(end, _)| *end <= self.steps) {
             self.answers.pop_first();
-            ended.push((request, Part::Answer));
+            ended.push((request, RequestPhase::Answer));
             let Some(PiggybackedJob { task: Some(task), context, .. }) = self.jobs.get(&request) else { continue };
             self.context -= context + u64::from(task.tokens);
         }
@@ -221,8 +221,8 @@ mod tests {
     use crate::measured_cost::{CostLine, Table};
     use tsnode_coordinator::policy::batching::{Answered, ServiceNo};
 
-    fn task(request: u32, part: Part, tokens: u32) -> Task {
-        let memory = u64::from(tokens) + u64::from(part == Part::Prompt);
+    fn task(request: u32, part: RequestPhase, tokens: u32) -> Task {
+        let memory = u64::from(tokens) + u64::from(part == RequestPhase::Prompt);
         Task {
             request: RequestNo(request),
             part,
@@ -245,7 +245,7 @@ mod tests {
     fn answering(beside: Piggybacking) -> Piggybacked {
         let mut machine = machine(beside, 10_000);
         assert!(machine.reserve(RequestNo(0), 101));
-        machine.add(task(0, Part::Answer, 10));
+        machine.add(task(0, RequestPhase::Answer, 10));
         assert_eq!(machine.select(), Batch { answers: 1, context: 101, iterations: 10, ..Batch::default() });
         machine
     }
@@ -256,13 +256,13 @@ mod tests {
             [(Piggybacking::Cheaper, 300, true), (Piggybacking::Cheaper, 600, false), (Piggybacking::Never, 300, false)]
         {
             let mut machine = answering(beside);
-            assert!(machine.add(task(1, Part::Prompt, prompt)), "what runs is cut");
+            assert!(machine.add(task(1, RequestPhase::Prompt, prompt)), "what runs is cut");
             let mut ended = Vec::new();
             machine.ran(3, &mut ended);
             let batch = machine.select();
             assert_eq!((batch.prompts, batch.answers, batch.iterations), (1, u32::from(rides), 1), "{prompt}");
             machine.ran(1, &mut ended);
-            assert_eq!(ended, [(RequestNo(1), Part::Prompt)]);
+            assert_eq!(ended, [(RequestNo(1), RequestPhase::Prompt)]);
             // The answer has seven tokens left, or six.
             assert_eq!(machine.select().iterations, 7 - u32::from(rides));
         }
@@ -272,7 +272,7 @@ mod tests {
     fn prompts_come_one_by_one_and_without_room_they_wait() {
         let mut machine = machine(Piggybacking::Cheaper, 500);
         for request in 0..3 {
-            machine.add(task(request, Part::Prompt, 200));
+            machine.add(task(request, RequestPhase::Prompt, 200));
         }
         let mut ended = Vec::new();
         for _ in 0..2 {

@@ -15,7 +15,9 @@ use crate::policy::sharing::{
     jobs::{Jobs, ServiceJob, ServiceQueues},
     order::{Lead, MemoryRule, Order, OrderRank, PromptStart, Rules},
 };
-use tsnode_coordinator::policy::batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, ServiceNo, Task};
+use tsnode_coordinator::policy::batching::{
+    Batch, BatchLimits, Batching, RequestNo, RequestPhase, Seen, ServiceNo, Task,
+};
 use tsnode_protocol::Seconds;
 
 /// The policy and its machine's state.
@@ -30,7 +32,7 @@ pub struct Sharing<O: Order> {
     elapsed: Seconds,
     batch: Batch,
     running: Vec<RequestNo>,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
 }
 
 /// Who is first of those that wait.
@@ -83,11 +85,11 @@ impl<O: Order> Sharing<O> {
     }
 
     /// The first of a service's prompts or answers.
-    fn first(&self, service: ServiceNo, part: Part) -> Option<ServiceTurn> {
+    fn first(&self, service: ServiceNo, part: RequestPhase) -> Option<ServiceTurn> {
         let queues = self.jobs.queues.get(&service)?;
         let oldest = queues.present.first().and_then(|r| Some((*r, self.jobs.get(*r)?)));
         let starved = oldest.filter(|(_, job)| job.part == part && self.is_starved(job));
-        if let Some((request, _)) = starved.filter(|(r, _)| part == Part::Prompt || self.jobs.fits(*r)) {
+        if let Some((request, _)) = starved.filter(|(r, _)| part == RequestPhase::Prompt || self.jobs.fits(*r)) {
             return Some(ServiceTurn {
                 urgency: Urgency::Starved,
                 turn: 0,
@@ -97,19 +99,19 @@ impl<O: Order> Sharing<O> {
             });
         }
         let (rank, request) = match part {
-            Part::Prompt => queues.prompts.first().copied()?,
-            Part::Answer => queues.answers.iter().find(|(_, r)| self.jobs.fits(*r)).copied()?,
+            RequestPhase::Prompt => queues.prompts.first().copied()?,
+            RequestPhase::Answer => queues.answers.iter().find(|(_, r)| self.jobs.fits(*r)).copied()?,
         };
         let rank = if self.rules.lead == Lead::Together { self.together(queues, part) } else { rank };
         Some(ServiceTurn { urgency: Urgency::Ranked, turn: self.order.turn(service), rank, request, service })
     }
 
     /// The rank of a batch: 1 / Σ 1/rank.
-    fn together(&self, queues: &ServiceQueues, part: Part) -> OrderRank {
+    fn together(&self, queues: &ServiceQueues, part: RequestPhase) -> OrderRank {
         let mut all = 0;
         let fits = |(_, request): &&(OrderRank, RequestNo)| {
             let prompt = self.jobs.get(*request).map_or(0, |j| u64::from(j.prompt));
-            let tokens = if part == Part::Prompt { prompt } else { 1 };
+            let tokens = if part == RequestPhase::Prompt { prompt } else { 1 };
             all += tokens;
             all == tokens || all <= u64::from(self.limits.tokens)
         };
@@ -117,29 +119,29 @@ impl<O: Order> Sharing<O> {
         OrderRank::together(ranks.map(|(rank, _)| *rank))
     }
 
-    fn first_of_all(&self, part: Part) -> Option<ServiceTurn> {
+    fn first_of_all(&self, part: RequestPhase) -> Option<ServiceTurn> {
         self.jobs.queues.keys().filter_map(|s| self.first(*s, part)).min()
     }
 
     /// What runs next: the first task of all, and how many may run with it.
-    fn next(&mut self) -> Option<(ServiceTurn, Part, usize)> {
-        let (prompt, answer) = (self.first_of_all(Part::Prompt), self.first_of_all(Part::Answer));
+    fn next(&mut self) -> Option<(ServiceTurn, RequestPhase, usize)> {
+        let (prompt, answer) = (self.first_of_all(RequestPhase::Prompt), self.first_of_all(RequestPhase::Answer));
         let is_first = |p: &ServiceTurn| answer.is_none_or(|a| *p < a);
         if let Some(prompt) = prompt.filter(|p| is_first(p) && !self.jobs.fits(p.request)) {
             self.take_back(prompt);
         }
         let Some(prompt) = prompt.filter(|p| self.jobs.fits(p.request)) else {
-            return self.first_of_all(Part::Answer).map(|a| (a, Part::Answer, self.limits.tasks));
+            return self.first_of_all(RequestPhase::Answer).map(|a| (a, RequestPhase::Answer, self.limits.tasks));
         };
         let Some(answer) = answer.filter(|a| *a < prompt) else {
-            return Some((prompt, Part::Prompt, self.limits.tasks));
+            return Some((prompt, RequestPhase::Prompt, self.limits.tasks));
         };
         let answers = self.jobs.queues.get(&answer.service).map_or(0, |l| l.answers.len());
         let places = self.limits.tasks.saturating_sub(answers);
-        let joins = self.first(answer.service, Part::Prompt).filter(|p| self.jobs.fits(p.request));
+        let joins = self.first(answer.service, RequestPhase::Prompt).filter(|p| self.jobs.fits(p.request));
         match joins.filter(|_| self.rules.prompts == PromptStart::Join && places > 0) {
-            Some(joins) => Some((joins, Part::Prompt, places)),
-            None => Some((answer, Part::Answer, self.limits.tasks)),
+            Some(joins) => Some((joins, RequestPhase::Prompt, places)),
+            None => Some((answer, RequestPhase::Answer, self.limits.tasks)),
         }
     }
 
@@ -158,7 +160,7 @@ impl<O: Order> Sharing<O> {
     }
 
     /// The first, then others of its service in order.
-    fn queue(&self, first: ServiceTurn, part: Part, most: usize) -> Vec<RequestNo> {
+    fn queue(&self, first: ServiceTurn, part: RequestPhase, most: usize) -> Vec<RequestNo> {
         let Some(queues) = self.jobs.queues.get(&first.service) else { return Vec::new() };
         let others = queues.of(part).iter().map(|(_, r)| *r).filter(|r| *r != first.request);
         std::iter::once(first.request).chain(others).take(most).collect()
@@ -178,7 +180,7 @@ impl<O: Order> Sharing<O> {
             if let Some(queues) = self.jobs.queues.get_mut(&job.service) {
                 queues.prompts.remove(&(job.rank, request));
             }
-            self.starting.extend((!job.again).then_some((request, Part::Prompt)));
+            self.starting.extend((!job.again).then_some((request, RequestPhase::Prompt)));
             self.jobs.start(request);
             self.running.push(request);
         }
@@ -191,7 +193,7 @@ impl<O: Order> Sharing<O> {
             self.batch.answers += 1;
             self.batch.context += job.context;
             least = least.min(job.left);
-            self.starting.extend((job.left == job.answer).then_some((request, Part::Answer)));
+            self.starting.extend((job.left == job.answer).then_some((request, RequestPhase::Answer)));
             self.jobs.start(request);
             self.running.push(request);
         }
@@ -202,7 +204,7 @@ impl<O: Order> Sharing<O> {
 
 impl<O: Order> Batching for Sharing<O> {
     fn add(&mut self, task: Task) -> bool {
-        let prompt = if task.part == Part::Prompt { task.tokens } else { 0 };
+        let prompt = if task.part == RequestPhase::Prompt { task.tokens } else { 0 };
         let standing = self.order.enters(task.service, prompt);
         self.jobs.add(task, standing, self.order.rank(task.service, &standing), self.clock);
         self.has_places()
@@ -233,13 +235,13 @@ impl<O: Order> Batching for Sharing<O> {
         self.order.serves(first.service);
         let queue = self.queue(first, part, most);
         match part {
-            Part::Prompt => self.take_prompts(&queue),
-            Part::Answer => self.take_answers(&queue),
+            RequestPhase::Prompt => self.take_prompts(&queue),
+            RequestPhase::Answer => self.take_answers(&queue),
         }
         self.batch
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.starting.iter().for_each(|&(request, part)| starting(request, part));
     }
 
@@ -248,13 +250,13 @@ impl<O: Order> Batching for Sharing<O> {
         self.clock += time;
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         let (batch, elapsed) = (std::mem::take(&mut self.batch), std::mem::take(&mut self.elapsed));
         for request in self.running.drain(..) {
             let Some(job) = self.jobs.get_mut(request) else { continue };
             let (before, part, again) = (job.rank, job.part, std::mem::take(&mut job.again));
             let (mut time, mut computed) = (elapsed, 0);
-            if part == Part::Prompt {
+            if part == RequestPhase::Prompt {
                 // Of prompts together each has its part of the time.
                 time = elapsed * (f64::from(job.prompt) / batch.prompt_tokens.max(1) as f64);
                 computed = u64::from(job.prompt);
@@ -266,9 +268,9 @@ impl<O: Order> Batching for Sharing<O> {
                 self.order.executed(job.service, &mut job.standing, time);
                 job.rank = self.order.rank(job.service, &job.standing);
             }
-            job.part = Part::Answer;
+            job.part = RequestPhase::Answer;
             let (rank, left) = (job.rank, job.left);
-            ended.extend((left == 0 || (part == Part::Prompt && !again)).then_some((request, part)));
+            ended.extend((left == 0 || (part == RequestPhase::Prompt && !again)).then_some((request, part)));
             self.jobs.pending_tokens -= computed;
             let Some(queues) = self.jobs.queues.get_mut(&batch.service) else { continue };
             queues.answers.remove(&(before, request));
@@ -281,7 +283,7 @@ impl<O: Order> Batching for Sharing<O> {
     }
 
     fn generated(&self, request: RequestNo) -> u32 {
-        let job = self.jobs.get(request).filter(|j| j.part == Part::Answer || j.again);
+        let job = self.jobs.get(request).filter(|j| j.part == RequestPhase::Answer || j.again);
         job.map_or(0, |j| j.answer - j.left + 1)
     }
 
@@ -292,7 +294,7 @@ impl<O: Order> Batching for Sharing<O> {
     }
 
     fn first_waiting(&self) -> Option<u64> {
-        let first = self.first_of_all(Part::Prompt)?;
+        let first = self.first_of_all(RequestPhase::Prompt)?;
         self.jobs.get(first.request).map(|j| j.whole - j.held)
     }
 

@@ -3,43 +3,43 @@
 
 use std::collections::BTreeMap;
 use tsnode_coordinator::policy::{
-    batching::{Batch, Batching, Part, RequestNo, Seen, ServiceNo, Stepwise, Task},
+    batching::{Batch, Batching, RequestNo, RequestPhase, Seen, ServiceNo, Stepwise, Task},
     sharing::arbiter::{Arbitration, DeviceWork, StepShare},
 };
 use tsnode_protocol::Seconds;
 
 /// A model's batcher.
 #[derive(Debug)]
-struct Model {
+struct ModelBatcher {
     batching: Box<dyn Stepwise>,
     /// Its step that waits or runs, and what starts with that.
     step: Option<Batch>,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
 }
 
 /// The policy and its machine's state.
 #[derive(Debug)]
-pub struct ModelTurns {
-    models: Vec<Model>,
+pub struct TurnBatching {
+    models: Vec<ModelBatcher>,
     arbiter: Box<dyn Arbitration<RequestNo>>,
     /// Whose requests are which.
     services: BTreeMap<RequestNo, ServiceNo>,
     running: Option<ServiceNo>,
 }
 
-impl ModelTurns {
+impl TurnBatching {
     /// An idle machine whose models form their steps so, in order of their numbers.
     #[must_use]
     pub fn new(arbiter: Box<dyn Arbitration<RequestNo>>, models: Vec<Box<dyn Stepwise>>) -> Self {
-        let model = |batching| Model { batching, step: None, starting: Vec::new() };
+        let model = |batching| ModelBatcher { batching, step: None, starting: Vec::new() };
         Self { models: models.into_iter().map(model).collect(), arbiter, services: BTreeMap::new(), running: None }
     }
 
-    fn model(&mut self, service: ServiceNo) -> Option<&mut Model> {
+    fn model(&mut self, service: ServiceNo) -> Option<&mut ModelBatcher> {
         self.models.get_mut(usize::from(service.0))
     }
 
-    fn running(&mut self) -> Option<&mut Model> {
+    fn running(&mut self) -> Option<&mut ModelBatcher> {
         let service = self.running?;
         self.model(service)
     }
@@ -57,7 +57,7 @@ impl ModelTurns {
             model.batching.chosen(&mut |request, part| model.starting.push((request, part)));
             let mut shares = Vec::new();
             model.batching.members(&mut |m| {
-                let prompt_tokens = if m.part == Part::Prompt { m.tokens } else { 0 };
+                let prompt_tokens = if m.part == RequestPhase::Prompt { m.tokens } else { 0 };
                 shares.push(StepShare { request: m.request, prompt_tokens });
             });
             self.arbiter.asks(service, DeviceWork::Step(shares));
@@ -65,10 +65,10 @@ impl ModelTurns {
     }
 }
 
-impl Batching for ModelTurns {
+impl Batching for TurnBatching {
     fn add(&mut self, task: Task) -> bool {
         self.services.insert(task.request, task.service);
-        if task.part == Part::Prompt {
+        if task.part == RequestPhase::Prompt {
             self.arbiter.enters(task.service, task.request, task.tokens);
         }
         if let Some(model) = self.model(task.service) {
@@ -102,7 +102,7 @@ impl Batching for ModelTurns {
         self.running().and_then(|model| model.step).unwrap_or_default()
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         let model = self.running.and_then(|service| self.models.get(usize::from(service.0)));
         model.into_iter().flat_map(|model| &model.starting).for_each(|&(request, part)| starting(request, part));
     }
@@ -111,7 +111,7 @@ impl Batching for ModelTurns {
         self.arbiter.over(time);
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         if let Some(model) = self.running() {
             model.step = None;
             model.batching.ran(iterations, ended);

@@ -40,11 +40,11 @@ pub struct Trial<'a> {
     question: &'a Question,
     stop: &'a dyn Fn(u32) -> bool,
     /// The last list, with its rate and time.
-    list: Option<List>,
+    list: Option<TrialRequests>,
 }
 
 /// Requests at a rate, and what is asked of them.
-struct List {
+struct TrialRequests {
     rate: f64,
     span: Seconds,
     arrivals: Vec<Arrival>,
@@ -147,12 +147,12 @@ impl<'a> Trial<'a> {
         }
     }
 
-    fn list(&self, rate: f64, span: Seconds) -> List {
+    fn list(&self, rate: f64, span: Seconds) -> TrialRequests {
         let arrivals = self.question.demand.arrivals(rate, span);
         let judge = TargetJudge::new(&self.question.targets, &arrivals);
         let (a, b) = self.roles();
         let busy = [a, b].map(|role| busy(role, &arrivals, &judge));
-        List { rate, span, arrivals, judge, busy }
+        TrialRequests { rate, span, arrivals, judge, busy }
     }
 
     /// What these requests break; the outer `None` if that was stopped.

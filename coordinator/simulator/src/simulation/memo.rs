@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tsnode_coordinator::{
     members::Members,
-    planner::{PlanDraft, Planner, Wish},
+    planner::{PlanDraft, PlanOptions, Planner},
 };
 use tsnode_protocol::{ChosenPolicy, Plan, PolicyChoice};
 
@@ -49,7 +49,7 @@ fn view(members: &Members<'_>, plan: Option<&Plan>) -> MemoKey {
 }
 
 impl<P: Planner> Planner for Memo<P> {
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
+    fn plan(&self, members: &Members<'_>, wish: &PlanOptions, standing: Option<&Plan>) -> PlanDraft {
         let mut answers = self.answers();
         // What stands counts for what a person has laid out alone, and where it says how steps are formed.
         let is_batched = |plan: &Plan| plan.chosen.iter().any(|c| matches!(c.policy, ChosenPolicy::Batch(_)));
@@ -57,17 +57,17 @@ impl<P: Planner> Planner for Memo<P> {
         answers.plans.entry(key).or_insert_with(|| self.planner.plan(members, wish, standing)).clone()
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
         let mut answers = self.answers();
         answers.flips.entry(view(members, Some(plan))).or_insert_with(|| self.planner.flip(plan, members, wish)).clone()
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> Option<PlanDraft> {
         let mut answers = self.answers();
         answers.grown.entry(view(members, Some(plan))).or_insert_with(|| self.planner.grow(plan, members, wish)).clone()
     }
 
-    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
+    fn value(&self, plan: &Plan, members: &Members<'_>, wish: &PlanOptions) -> f64 {
         let mut answers = self.answers();
         *answers.values.entry(view(members, Some(plan))).or_insert_with(|| self.planner.value(plan, members, wish))
     }
@@ -76,7 +76,7 @@ impl<P: Planner> Planner for Memo<P> {
         &self,
         draft: &PlanDraft,
         members: &Members<'_>,
-        wish: &Wish,
+        wish: &PlanOptions,
         before: &[PolicyChoice],
     ) -> Vec<PolicyChoice> {
         self.planner.choose(draft, members, wish, before)

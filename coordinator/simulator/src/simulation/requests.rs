@@ -28,7 +28,7 @@ use super::{
 use crate::simulation::requests::{
     clients::SimulatedClient,
     frontend::Frontend,
-    lines::{LeaderEvent, Line, LineNo, Up},
+    lines::{LeaderEvent, LineNo, RequestLine, Up},
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -97,14 +97,14 @@ pub(super) enum Effect {
 
 /// What surrounds the requests.
 #[derive(Clone, Copy)]
-struct Around<'a> {
+struct Surroundings<'a> {
     now: Time,
     peers: &'a [SimulatedProcess],
     net: &'a SimulatedNetwork,
     numbers: &'a BTreeMap<PeerId, usize>,
 }
 
-impl Around<'_> {
+impl Surroundings<'_> {
     fn place(&self, n: usize) -> ProcessLife {
         (n, self.peers[n].life)
     }
@@ -137,7 +137,7 @@ pub(super) struct Requests {
     /// What waits for a process that is stopped.
     waiting: BTreeMap<usize, VecDeque<Item>>,
     clients: BTreeMap<RequestId, SimulatedClient>,
-    lines: BTreeMap<LineNo, Line>,
+    lines: BTreeMap<LineNo, RequestLine>,
     last_line: LineNo,
     tally: ScenarioTally,
     out: Vec<Effect>,
@@ -188,7 +188,7 @@ impl Requests {
     }
 
     /// Something is due; who is stopped hears of it when it goes on.
-    fn happens(&mut self, around: Around<'_>, item: Item) {
+    fn happens(&mut self, around: Surroundings<'_>, item: Item) {
         match self.place_of(&item) {
             Some(place) if around.lives(place) => {
                 self.waiting.entry(place.0).or_default().push_back(item);
@@ -200,7 +200,7 @@ impl Requests {
         }
     }
 
-    fn catch_up(&mut self, around: Around<'_>, n: usize) {
+    fn catch_up(&mut self, around: Surroundings<'_>, n: usize) {
         while !around.is_stopped(n) {
             let Some(item) = self.waiting.get_mut(&n).and_then(VecDeque::pop_front) else { break };
             if self.place_of(&item).is_some_and(|place| around.lives(place)) {
@@ -209,7 +209,7 @@ impl Requests {
         }
     }
 
-    fn handle(&mut self, around: Around<'_>, item: Item) {
+    fn handle(&mut self, around: Surroundings<'_>, item: Item) {
         match item {
             Item::Asks => self.somebody_asks(around),
             Item::Returns(request) => self.comes_back(around, request),
@@ -229,7 +229,7 @@ impl Requests {
         }
     }
 
-    fn look(&mut self, around: Around<'_>) {
+    fn look(&mut self, around: Surroundings<'_>) {
         self.sweep(around);
         self.frontends.retain(|n, frontend| around.lives((*n, frontend.life)));
         for n in 0..around.peers.len() {

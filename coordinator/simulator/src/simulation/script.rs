@@ -1,7 +1,7 @@
 //! A scenario from its seed to its verdict: peers start, faults, quiet, agreement, and some time in which it lasts.
 
 use super::{
-    Fault, ScenarioFigures, Violation, World, cast, chronicle::Note, demand::DemandShifts, invariants::ghost,
+    Fault, ScenarioFigures, Violation, World, cast, chronicle::Note, demand_shifts::DemandShifts, invariants::ghost,
     requests::Planted, sketch::Sketch,
 };
 use crate::simulation::byzantine::Lie;

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     members::Members,
-    planner::{PlanDraft, Planner, Wish},
+    planner::{PlanDraft, PlanOptions, Planner},
 };
 use tsnode_protocol::{Advert, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Stage};
 
@@ -14,23 +14,23 @@ use tsnode_protocol::{Advert, Group, LayerRange, ModelCard, ModelId, PeerId, Pha
 pub struct Sketch;
 
 impl Planner for Sketch {
-    fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
+    fn plan(&self, members: &Members<'_>, _: &PlanOptions, _: Option<&Plan>) -> PlanDraft {
         drafted(grouped(members, |_, _| true), "sketched")
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
         let standing = standing(plan, members);
         (!standing.is_empty()).then(|| drafted(standing, "what stands"))
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
         let mut groups = standing(plan, members);
         let used = used(&groups);
         groups.extend(grouped(members, |model, peer| !used.contains(&(model, peer))));
         (!groups.is_empty()).then(|| drafted(groups, "what stands, and newcomers"))
     }
 
-    fn value(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> f64 {
+    fn value(&self, plan: &Plan, members: &Members<'_>, _: &PlanOptions) -> f64 {
         let there = used(&plan.groups).iter().filter(|(_, peer)| members.contains_key(peer)).count();
         let most = asked_most(members);
         let quick = plan.groups.iter().filter(|g| Some(g.model) == most && g.stages.len() == 1);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use tsnode_coordinator::{
     control::Event,
     members::Members,
-    planner::{PlanDraft, Planner, Scheduler, Wish},
+    planner::{PlanDraft, PlanOptions, Planner, Scheduler},
     sample,
 };
 use tsnode_protocol::{Phase, Plan};
@@ -86,29 +86,29 @@ fn who_comes_late_follows_the_plan_in_force() {
 
 /// Has the groups that somebody laid out, and no others: who comes later has no part in any.
 #[derive(Debug)]
-struct LaidOut(Wish);
+struct LaidOut(PlanOptions);
 
 impl Planner for LaidOut {
-    fn plan(&self, members: &Members<'_>, _: &Wish, standing: Option<&Plan>) -> PlanDraft {
+    fn plan(&self, members: &Members<'_>, _: &PlanOptions, standing: Option<&Plan>) -> PlanDraft {
         Scheduler.plan(members, &self.0, standing)
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
         Scheduler.flip(plan, members, &self.0)
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
         Scheduler.grow(plan, members, &self.0)
     }
 
-    fn value(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> f64 {
+    fn value(&self, plan: &Plan, members: &Members<'_>, _: &PlanOptions) -> f64 {
         Scheduler.value(plan, members, &self.0)
     }
 }
 
 #[test]
 fn who_comes_late_and_has_no_part_in_the_plan_follows_it_all_the_same() {
-    let wish = Wish { layout: Some("prefill=1,decode=1".parse().unwrap()), ..Wish::default() };
+    let wish = PlanOptions { layout: Some("prefill=1,decode=1".parse().unwrap()), ..PlanOptions::default() };
     let mut world = World::planned_by(LaidOut(wish), 4);
     let come = |world: &mut World, lenders: Range<usize>| {
         for n in lenders {
@@ -131,7 +131,7 @@ fn who_comes_late_and_has_no_part_in_the_plan_follows_it_all_the_same() {
 
 #[test]
 fn who_has_no_part_in_the_plan_hears_of_it_at_once() {
-    let wish = Wish { layout: Some("prefill=1,decode=1".parse().unwrap()), ..Wish::default() };
+    let wish = PlanOptions { layout: Some("prefill=1,decode=1".parse().unwrap()), ..PlanOptions::default() };
     for seed in 0..12 {
         let mut world = World::planned_by(LaidOut(wish.clone()), seed);
         let start = |world: &mut World, n| {

@@ -64,7 +64,7 @@ pub fn choose(
     let inputs = beside(inputs_under(members, split, before), groups);
     let choices = |model: ModelId| {
         let inputs = inputs.iter().filter(|input| input.card.id == model).collect();
-        let ground = Ground { members, split, inputs, groups, routes: spare_routes::planned(routes) };
+        let ground = ReplayGround { members, split, inputs, groups, routes: spare_routes::planned(routes) };
         ground.choices(model, &settings, before)
     };
     models.into_iter().take(limits::MODELS).flat_map(choices).collect()
@@ -80,12 +80,12 @@ fn leaves_batches(settings: &SwarmSettings, model: ModelId) -> bool {
 
 /// By what requests are replayed.
 #[derive(Clone, Copy)]
-struct By {
+struct PolicyPair {
     route: RoutePolicy,
     batch: BatchPolicy,
 }
 
-impl By {
+impl PolicyPair {
     fn with(self, policy: ChosenPolicy) -> Self {
         match policy {
             ChosenPolicy::Route(route) => Self { route, ..self },
@@ -95,7 +95,7 @@ impl By {
 }
 
 /// A model's part of a plan, to replay requests on.
-struct Ground<'a> {
+struct ReplayGround<'a> {
     members: &'a Members<'a>,
     split: SplitChoice,
     /// The model's alone.
@@ -105,10 +105,10 @@ struct Ground<'a> {
     routes: Vec<Route>,
 }
 
-impl Ground<'_> {
+impl ReplayGround<'_> {
     fn choices(&self, model: ModelId, settings: &SwarmSettings, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
         let route = settings.routed(model, before).unwrap_or_default();
-        let mut by = By { route, batch: settings.batched(model, before) };
+        let mut by = PolicyPair { route, batch: settings.batched(model, before) };
         let mut batched = None;
         if leaves_batches(settings, model) {
             let made = self.choose(model, &self.batches(model, by.route), by, ChosenPolicy::Batch(by.batch));
@@ -124,7 +124,13 @@ impl Ground<'_> {
     }
 
     /// `None` where too few requests have come, or there is but one thing to do with them.
-    fn choose(&self, model: ModelId, policies: &[ChosenPolicy], by: By, now: ChosenPolicy) -> Option<PolicyChoice> {
+    fn choose(
+        &self,
+        model: ModelId,
+        policies: &[ChosenPolicy],
+        by: PolicyPair,
+        now: ChosenPolicy,
+    ) -> Option<PolicyChoice> {
         if policies.len() < 2 {
             return None;
         }
@@ -177,12 +183,12 @@ impl Ground<'_> {
     }
 
     /// The groups as machines, of all regions.
-    fn parts(&self, by: By) -> Option<ReplayPlan> {
+    fn parts(&self, by: PolicyPair) -> Option<ReplayPlan> {
         let parts = self.inputs.iter().filter_map(|input| self.parts_of(input, by));
         parts.reduce(|all, more| all.beside(more, 1.0))
     }
 
-    fn parts_of(&self, input: &SearchInput, by: By) -> Option<ReplayPlan> {
+    fn parts_of(&self, input: &SearchInput, by: PolicyPair) -> Option<ReplayPlan> {
         let is_here = |g: &&Group| g.model == input.card.id && g.stages.iter().all(|stage| input.has(stage));
         let groups: Vec<Group> = self.groups.iter().filter(is_here).cloned().collect();
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);

@@ -170,14 +170,14 @@ mod tests {
     }
 
     /// A device, as its engines see it.
-    struct Device {
+    struct PooledDevice {
         quotas: PageQuotas,
         all: Vec<u64>,
         used: Vec<u64>,
         now: Time,
     }
 
-    impl Device {
+    impl PooledDevice {
         fn new(quotas: &[u64]) -> Self {
             let used = vec![0; quotas.len()];
             Self { quotas: PageQuotas::new(quotas.iter().copied()), all: quotas.to_vec(), used, now: Time::ZERO }
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_burst_takes_what_others_leave_and_gives_it_back_to_who_claims_it() {
-        let mut device = Device::new(&[40, 40]);
+        let mut device = PooledDevice::new(&[40, 40]);
         assert!(device.takes(A, 40) && device.takes(A, 30), "all but the other's floor");
         assert!(!device.takes(A, 1) && device.takes(A, 0), "nothing is had of nothing");
         assert!(device.takes(B, 10), "the floor is there at once");
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_is_not_made_again_lapses_and_one_for_less_does_not_take_its_place() {
-        let mut device = Device::new(&[40, 40]);
+        let mut device = PooledDevice::new(&[40, 40]);
         assert!(device.takes(A, 70) && device.takes(B, 10));
         assert!(!device.takes(B, 20));
         device.gives(A, 10);
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn beyond_quotas_who_asked_first_is_first() {
-        let mut device = Device::new(&[8, 8, 8]);
+        let mut device = PooledDevice::new(&[8, 8, 8]);
         assert!(device.takes(A, 8) && device.takes(B, 14));
         assert!(!device.takes(A, 4), "the floor of the third is left");
         assert!(!device.takes(B, 1));
@@ -282,9 +282,9 @@ mod tests {
             meanwhile in prop::collection::vec((0usize..4, 1u64..40, any::<bool>()), 0..60),
             (who, part) in (0usize..4, 0.0..1.0f64),
         ) {
-            let mut device = Device::new(&quotas);
+            let mut device = PooledDevice::new(&quotas);
             let n = quotas.len();
-            let act = |device: &mut Device, (who, pages, takes): (usize, u64, bool)| {
+            let act = |device: &mut PooledDevice, (who, pages, takes): (usize, u64, bool)| {
                 let (who, pages) = (who % n, pages.min(quotas[who % n]));
                 if takes {
                     let (floor, after) = (quotas[who] / FLOOR, device.used[who] + pages);
@@ -341,7 +341,7 @@ mod tests {
     const PAGES: u64 = 20;
     const TICKS: u64 = 50;
 
-    fn tick(device: &mut Device, models: &mut [Model], at: u64) {
+    fn tick(device: &mut PooledDevice, models: &mut [Model], at: u64) {
         device.now += AGAIN;
         for (n, model) in models.iter_mut().enumerate() {
             let running = std::mem::take(&mut model.running);
@@ -372,7 +372,7 @@ mod tests {
     fn of_ten_thousand_requests_of_two_models_all_end_and_none_waits_for_ever() {
         const ALL: usize = 10_000;
         for seed in 0..5 {
-            let (mut rng, mut device) = (Rng::new(seed), Device::new(&[60, 60]));
+            let (mut rng, mut device) = (Rng::new(seed), PooledDevice::new(&[60, 60]));
             let (mut models, mut came, mut at) = ([Model::default(), Model::default()], 0, 0u64);
             while models.iter().map(|model| model.done).sum::<usize>() < ALL {
                 let busy = (at / 2000 % 2) as usize;

@@ -1,7 +1,7 @@
 //! Machines whose stages choose for themselves: each has queues of its own, runs what its policy takes from them, and hands it
 //! to the next (DistServe's simulator). Batches overtake each other, and are put together anew, at every stage.
 
-use super::{Batch, MachineNo, Part, ReplayEvent, Seconds, Simulation, State};
+use super::{Batch, MachineNo, ReplayEvent, RequestPhase, Seconds, Simulation, State};
 use crate::policy::batching::StageNo;
 
 /// The stages of a machine and what they run.
@@ -41,8 +41,8 @@ impl Simulation {
         self.machines[m].batching.chosen(&mut |request, part| {
             let trace = &mut traces[request.0 as usize];
             match part {
-                Part::Answer => trace.answer_start = now,
-                Part::Prompt => trace.prompt_start = now,
+                RequestPhase::Answer => trace.answer_start = now,
+                RequestPhase::Prompt => trace.prompt_start = now,
             }
         });
     }
@@ -61,8 +61,8 @@ impl Simulation {
         }
         for (request, part) in ended {
             match part {
-                Part::Prompt => self.prompt_ended(machine, request, now),
-                Part::Answer => self.ended(machine, request, now),
+                RequestPhase::Prompt => self.prompt_ended(machine, request, now),
+                RequestPhase::Answer => self.ended(machine, request, now),
             }
         }
         self.begin_stage(machine, place, now);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::rng::Rng;
-use crate::spot_check::{evidence::Evidence, opinion::Fit};
+use crate::spot_check::{evidence::EvidenceScore, opinion::Fit};
 use tsnode_protocol::{Sampled, TokenLogprob};
 
 /// So far rounding may move a logit (nats): half of what two may move against each other, but for the last bits.
@@ -161,7 +161,7 @@ fn checks_until_found(settings: [f32; 4], lie: impl Fn(&mut Rng, &[usize], usize
     let mut rng = Rng::new(11);
     let [temperature, top_k, top_p, min_p] = settings;
     let mut one = || {
-        let (mut evidence, mut outside) = (Evidence::default(), 0);
+        let (mut evidence, mut outside) = (EvidenceScore::default(), 0);
         for check in 1..MOST {
             let logits = any_logits(&mut rng, 300);
             let asked = sampling(temperature, top_k as u32, top_p, min_p, rng.bits());

@@ -1,7 +1,10 @@
 //! Definitions that compilers make vectors of, compiled with AVX2 and FMA.
 
 use super::super::{packed::Layout, plain, rounded::Filled};
-use crate::{rope::RopePairs, wire::Form};
+use crate::{
+    rope::RopePairs,
+    wire::{BlockShape, Groups},
+};
 use half::bf16;
 
 macro_rules! compiled {
@@ -25,6 +28,7 @@ compiled! {
     softmax(x: &mut [f32]);
     round(layout: Layout, x: &[f32], out: Filled<'_>);
     round_to_bf16(x: &[f32], out: &mut [bf16]);
-    choose(form: Form, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]);
+    choose(form: BlockShape, groups: &mut Groups, head: &mut [u8]);
+    read(form: BlockShape, head: &[u8], groups: &mut Groups);
     multiply_only(count: usize) -> f32;
 }

@@ -5,7 +5,7 @@
 
 use super::super::{
     packed::{Packed, by_kind},
-    quantised::{Part, Wide},
+    quantised::{ProductRange, Wide},
     rounded::Rounded,
     vector::{
         instructions,
@@ -21,23 +21,23 @@ use std::arch::x86_64::*;
 
 /// See [`super::super::quantised::wide`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     by_kind!(w.kind, by_words(w, panel, x, part, out));
 }
 
 /// The same by instructions for products of bytes.
-pub(in super::super) fn wide_by_dots(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+pub(in super::super) fn wide_by_dots(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     // SAFETY: `Simd::all` chose this only after `is_available` and `has_dots`.
     unsafe { by_kind!(w.kind, by_dots(w, panel, x, part, out)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn by_words<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+fn by_words<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     packed::wide::<KIND, 2, 1, 2, _, _>((Avx2::here(), Words), w, panel, x, part, out);
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-fn by_dots<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+fn by_dots<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     packed::wide::<KIND, 2, 2, 2, _, _>((Avx2::here(), Dots::here()), w, panel, x, part, out);
 }
 

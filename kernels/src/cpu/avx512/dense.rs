@@ -14,7 +14,7 @@ use super::super::{
     },
 };
 use super::{
-    rows::{Form, Line, RowTile, Rows},
+    rows::{Line, LineContent, RowTile, Rows},
     stored::{Multiplied, One, Two, TwoApart},
 };
 use std::arch::x86_64::*;
@@ -66,9 +66,9 @@ pub(in super::super) fn with_lines<T>(
     work: impl FnOnce(RowLines<'_>) -> T,
 ) -> T {
     ROWS.with_borrow_mut(|[eight, two]| {
-        let form = if multiplies { Form::Two } else { Form::TwoApart };
+        let form = if multiplies { LineContent::Two } else { LineContent::TwoApart };
         work(RowLines {
-            eight: wanted.any([Dtype::F32, Dtype::F16]).then(|| Rows::lay(team, x, cols, Form::Eight, eight)),
+            eight: wanted.any([Dtype::F32, Dtype::F16]).then(|| Rows::lay(team, x, cols, LineContent::Eight, eight)),
             two: wanted.any([Dtype::Bf16]).then(|| Rows::lay(team, x, cols, form, two)),
         })
     })
@@ -89,10 +89,10 @@ pub(in super::super) fn panel(rows: &Rows<'_>, w: Matrix<'_>, out: &Outputs<'_>,
         // them. Rows are as wide as `w`'s, and there is room for the sums of as many pairs as pass together.
         unsafe {
             match (w.dtype, rows.form()) {
-                (Dtype::F32, Form::Eight) => of.run::<One<F32>>(sums),
-                (Dtype::F16, Form::Eight) => of.run::<One<F16>>(sums),
-                (Dtype::Bf16, Form::Two) => of.run_two(sums),
-                (Dtype::Bf16, Form::TwoApart) => of.run::<TwoApart>(sums),
+                (Dtype::F32, LineContent::Eight) => of.run::<One<F32>>(sums),
+                (Dtype::F16, LineContent::Eight) => of.run::<One<F16>>(sums),
+                (Dtype::Bf16, LineContent::Two) => of.run_two(sums),
+                (Dtype::Bf16, LineContent::TwoApart) => of.run::<TwoApart>(sums),
                 (dtype, form) => unreachable!("rows in {form:?} for {dtype:?}"),
             }
         }

@@ -3,7 +3,7 @@
 use super::super::{
     avx2::ask_for_part,
     packed::{Bits, FOUR, Layout, Packed, WIDE, by_kind},
-    quantised::{Part, Wide},
+    quantised::{ProductRange, Wide},
     rounded::{Rounded, RowBlock},
     vector::{
         instructions,
@@ -16,12 +16,12 @@ use std::arch::x86_64::*;
 
 /// See [`super::super::quantised::wide`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     by_kind!(w.kind, of_kind(w, panel, x, part, out));
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn of_kind<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+fn of_kind<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     packed::wide::<KIND, 1, 1, 1, _, _>((Avx512::here(), Dots), w, panel, x, part, out);
 }
 

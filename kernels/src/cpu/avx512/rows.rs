@@ -11,7 +11,7 @@ const NEAR: usize = 16 * DEPTH;
 
 /// What lines hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) enum Form {
+pub(in super::super) enum LineContent {
     /// Eight numbers of each row.
     Eight,
     /// Sixteen of each row, rounded to bfloat16.
@@ -20,7 +20,7 @@ pub(in super::super) enum Form {
     TwoApart,
 }
 
-impl Form {
+impl LineContent {
     /// Columns of a group.
     pub const fn columns(self) -> usize {
         match self {
@@ -98,7 +98,7 @@ impl RowTile {
 /// of its second. What is not there, of a row or a column, is zero.
 pub(in super::super) struct Rows<'a> {
     lines: &'a [Line],
-    form: Form,
+    form: LineContent,
     count: usize,
     cols: usize,
     /// Groups of columns of a depth; of the last one maybe fewer.
@@ -107,7 +107,7 @@ pub(in super::super) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// Lays out rows of `cols` numbers in memory of the step before.
-    pub fn lay(team: Option<&Team>, x: &[f32], cols: usize, form: Form, lines: &'a mut Vec<Line>) -> Self {
+    pub fn lay(team: Option<&Team>, x: &[f32], cols: usize, form: LineContent, lines: &'a mut Vec<Line>) -> Self {
         let (count, groups) = (x.len() / cols, cols.div_ceil(form.columns()));
         let pairs = count.div_ceil(2);
         // Depths of about one length: a short one at the end would be little work for much loading.
@@ -139,7 +139,7 @@ impl<'a> Rows<'a> {
     }
 
     /// What lines hold.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> LineContent {
         self.form
     }
 
@@ -177,18 +177,18 @@ impl<'a> Rows<'a> {
 
 impl Line {
     /// A group of columns from `from` on of one or two rows.
-    fn lay(form: Form, rows: &[f32], cols: usize, from: usize, lines: &mut [Self]) {
+    fn lay(form: LineContent, rows: &[f32], cols: usize, from: usize, lines: &mut [Self]) {
         lines.fill(Self::ZERO);
         for (half, row) in rows.chunks_exact(cols).enumerate() {
             let some = &row[from..cols.min(from + form.columns())];
             match form {
-                Form::Eight => lines[0].0[half * LANES..][..some.len()].copy_from_slice(some),
-                Form::Two => {
+                LineContent::Eight => lines[0].0[half * LANES..][..some.len()].copy_from_slice(some),
+                LineContent::Two => {
                     let line: &mut [u16; 4 * LANES] = bytemuck::cast_mut(&mut lines[0].0);
                     let half = &mut line[half * bf16::SIXTEEN..][..bf16::SIXTEEN];
                     half.iter_mut().zip(some).for_each(|(out, x)| *out = bf16::rounded(*x));
                 }
-                Form::TwoApart => {
+                LineContent::TwoApart => {
                     for (k, x) in some.iter().enumerate() {
                         let wide = f32::from_bits(u32::from(bf16::rounded(*x)) << 16);
                         lines[1 - k % 2].0[half * LANES + k / 2] = wide;

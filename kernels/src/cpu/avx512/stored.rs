@@ -1,12 +1,12 @@
 //! How numbers as they are stored become a register's.
 
-use super::super::vector::{Bf16, F16, F32, Stored};
-use super::rows::{Form, Line};
+use super::super::vector::{Bf16, F16, F32, StoredNumber};
+use super::rows::{Line, LineContent};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 /// How eight stored numbers become the lanes of two rows.
-pub(super) trait Twice: Stored {
+pub(super) trait Twice: StoredNumber {
     /// Eight numbers, twice.
     ///
     /// # Safety
@@ -61,12 +61,12 @@ pub(super) trait Multiplied {
     /// Of a stored number.
     const BYTES: usize;
     /// Of the rows.
-    const FORM: Form;
+    const FORM: LineContent;
     /// # Safety
-    /// `at` points to as many readable numbers as [`Form::columns`], and the processor has AVX-512 (F, BW, DQ, VL).
+    /// `at` points to as many readable numbers as [`LineContent::columns`], and the processor has AVX-512 (F, BW, DQ, VL).
     unsafe fn weights(at: *const u8) -> Self::Weights;
     /// # Safety
-    /// `x` points to [`Form::lines`] lines, and the processor has AVX-512 (F, BW, DQ, VL).
+    /// `x` points to [`LineContent::lines`] lines, and the processor has AVX-512 (F, BW, DQ, VL).
     unsafe fn multiply_add(x: *const Line, w: Self::Weights, sums: __m512) -> __m512;
     /// Of the last columns, fewer than a group, behind which rows and weights are zero.
     ///
@@ -85,7 +85,7 @@ pub(super) struct One<S>(PhantomData<S>);
 impl<S: Twice> Multiplied for One<S> {
     type Weights = __m512;
     const BYTES: usize = S::BYTES;
-    const FORM: Form = Form::Eight;
+    const FORM: LineContent = LineContent::Eight;
     #[inline(always)]
     unsafe fn weights(at: *const u8) -> __m512 {
         // SAFETY: the caller's promise.
@@ -111,7 +111,7 @@ pub(super) struct Two;
 impl Multiplied for Two {
     type Weights = __m512i;
     const BYTES: usize = 2;
-    const FORM: Form = Form::Two;
+    const FORM: LineContent = LineContent::Two;
     #[inline(always)]
     unsafe fn weights(at: *const u8) -> __m512i {
         // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
@@ -133,7 +133,7 @@ pub(super) struct TwoApart;
 impl Multiplied for TwoApart {
     type Weights = [__m512; 2];
     const BYTES: usize = 2;
-    const FORM: Form = Form::TwoApart;
+    const FORM: LineContent = LineContent::TwoApart;
     #[inline(always)]
     unsafe fn weights(at: *const u8) -> [__m512; 2] {
         // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.

@@ -3,7 +3,7 @@
 
 use super::super::{
     packed::{Bits, FOUR, Layout, Packed, WIDE, by_kind},
-    quantised::{Part, Wide},
+    quantised::{ProductRange, Wide},
     rounded::{Rounded, RowBlock},
     vector::{
         instructions,
@@ -21,22 +21,22 @@ use std::arch::aarch64::*;
 type Whole = [int32x4_t; 2];
 
 /// See [`super::super::quantised::wide`].
-pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     by_kind!(w.kind, by_words(w, panel, x, part, out));
 }
 
 /// The same by instructions for products of bytes.
-pub(in super::super) fn wide_by_dots(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+pub(in super::super) fn wide_by_dots(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     // SAFETY: `Simd::all` chose this only after `has_dots`.
     unsafe { by_kind!(w.kind, by_dots(w, panel, x, part, out)) }
 }
 
-fn by_words<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+fn by_words<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     packed::wide::<KIND, 1, 1, 2, _, _>((Neon, Words), w, panel, x, part, out);
 }
 
 #[target_feature(enable = "neon,dotprod")]
-fn by_dots<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+fn by_dots<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     packed::wide::<KIND, 1, 1, 2, _, _>((Neon, Dots::here()), w, panel, x, part, out);
 }
 

@@ -1,6 +1,6 @@
 //! Attention: scores of short rows, whole in one go, and mixtures of values.
 
-use super::{Bf16, EightLanes, F16, F32, Stored, Vector};
+use super::{Bf16, EightLanes, F16, F32, StoredNumber, Vector};
 use crate::cpu::{Dtype, LANES, Lanes, Matrix, plain};
 
 /// See [`plain::reduce_all`].
@@ -28,7 +28,7 @@ pub(in super::super) fn widen<V: EightLanes>(by: V, w: Matrix<'_>, out: &mut [f3
 }
 
 #[inline(always)]
-fn widen_all<V: EightLanes, S: Stored>(by: V, bytes: &[u8], out: &mut [f32]) {
+fn widen_all<V: EightLanes, S: StoredNumber>(by: V, bytes: &[u8], out: &mut [f32]) {
     for (bytes, out) in bytes.chunks_exact(LANES * S::BYTES).zip(out.as_chunks_mut::<LANES>().0) {
         // SAFETY: eight numbers.
         by.put_lanes(out, unsafe { S::load(by, bytes.as_ptr()) });
@@ -50,7 +50,7 @@ pub(in super::super) fn scores<V: EightLanes>(by: V, x: &[f32], w: Matrix<'_>, s
 
 /// Of one row at least, of whole groups of eight numbers.
 #[inline(always)]
-fn short<V: EightLanes, S: Stored>(by: V, x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
+fn short<V: EightLanes, S: StoredNumber>(by: V, x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
     const { assert!(V::COUNT == LANES) }
     let rows = x.len() / w.cols;
     assert!(rows > 0 && w.cols.is_multiple_of(LANES) && S::BYTES == w.dtype.bytes());
@@ -80,7 +80,7 @@ fn short<V: EightLanes, S: Stored>(by: V, x: &[f32], w: Matrix<'_>, stride: usiz
 /// `x` holds rows of `w.cols` numbers, whole groups of eight, and `out` has `w.rows` numbers at every `stride` for each; rows
 /// `r..r + R` and outputs `o..o + 4` exist, and are stored as `S` says.
 #[inline(always)]
-unsafe fn four_scores<V: EightLanes, S: Stored, const R: usize>(
+unsafe fn four_scores<V: EightLanes, S: StoredNumber, const R: usize>(
     by: V,
     x: &[f32],
     w: Matrix<'_>,
@@ -134,7 +134,7 @@ pub(in super::super) fn weighted_rows<
 }
 
 #[inline(always)]
-fn weighted<V: Vector, S: Stored, const FOUR: usize, const THREE: usize, const TWO: usize, const ONE: usize>(
+fn weighted<V: Vector, S: StoredNumber, const FOUR: usize, const THREE: usize, const TWO: usize, const ONE: usize>(
     by: V,
     p: &[f32],
     stride: usize,
@@ -166,7 +166,7 @@ fn weighted<V: Vector, S: Stored, const FOUR: usize, const THREE: usize, const T
 /// `p` has `v.rows` numbers at every `stride` for each row of `out`, of which rows `r..r + R` exist, as wide as those of `v`, which
 /// are stored as `S` says.
 #[inline(always)]
-pub(in super::super) unsafe fn channels<V: Vector, S: Stored, const R: usize, const C: usize>(
+pub(in super::super) unsafe fn channels<V: Vector, S: StoredNumber, const R: usize, const C: usize>(
     by: V,
     p: &[f32],
     stride: usize,
@@ -195,7 +195,7 @@ pub(in super::super) unsafe fn channels<V: Vector, S: Stored, const R: usize, co
 /// # Safety
 /// As for [`channels`], and `C` registers of channels from `d` on exist.
 #[inline(always)]
-unsafe fn mix<V: Vector, S: Stored, const R: usize, const C: usize>(
+unsafe fn mix<V: Vector, S: StoredNumber, const R: usize, const C: usize>(
     by: V,
     p: &[f32],
     stride: usize,

@@ -1,6 +1,6 @@
 //! Dense products: tiles of rows by outputs whose lanes, and what is multiplied, fill the registers.
 
-use super::{EightLanes, F16, F32, Stored};
+use super::{EightLanes, F16, F32, StoredNumber};
 use crate::cpu::{
     Dtype, Lanes,
     dense::{Block, RowElement},
@@ -31,7 +31,7 @@ pub(in super::super) trait Multiplied<V: EightLanes> {
 /// A number for each lane.
 struct One<S>(PhantomData<S>);
 
-impl<V: EightLanes, S: Stored> Multiplied<V> for One<S> {
+impl<V: EightLanes, S: StoredNumber> Multiplied<V> for One<S> {
     type Number = f32;
     type Group = V::Numbers;
     const BYTES: usize = S::BYTES;

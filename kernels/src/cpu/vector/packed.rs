@@ -4,7 +4,7 @@ use super::Vector;
 use crate::{
     cpu::{
         packed::{HALVES, Layout, Packed, WIDE},
-        quantised::{Part, Wide},
+        quantised::{ProductRange, Wide},
         rounded::{Rounded, RowBlock},
     },
     quant::QuantType,
@@ -66,7 +66,7 @@ pub(in super::super) fn wide<
     w: &Packed,
     panel: usize,
     x: &Rounded,
-    part: Part,
+    part: ProductRange,
     out: &mut [Wide],
 ) {
     assert!(part.first + out.len() <= x.rows && part.from <= part.to && x.fits(w));
@@ -102,7 +102,7 @@ unsafe fn group<const KIND: usize, const R: usize, const A: usize, const H: usiz
     (by, way): (V, B),
     bytes: &[u8],
     x: &Rounded,
-    part: Part,
+    part: ProductRange,
     r: usize,
     out: &mut [Wide],
 ) {

@@ -17,7 +17,7 @@ const WORKSPACE: usize = 32 << 20;
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: u64,
-    ways: BTreeMap<(Product, Aligned), Option<Way>>,
+    ways: BTreeMap<(Product, Aligned), Option<MatmulPlan>>,
 }
 
 /// Powers of two that the addresses of weights, rows and results are multiples of: a way may read more at once than an
@@ -32,7 +32,7 @@ fn aligned(at: u64) -> u32 {
 
 /// How one shape is multiplied.
 #[derive(Debug)]
-struct Way {
+struct MatmulPlan {
     how: sys::cublasLtMatmulDesc_t,
     weights: sys::cublasLtMatrixLayout_t,
     rows: sys::cublasLtMatrixLayout_t,
@@ -70,7 +70,7 @@ impl Blas {
     ) -> Result<bool, GpuError> {
         let handle = self.handle;
         let key = (product, [w, x, out].map(aligned));
-        let place = self.ways.entry(key).or_insert_with(|| Way::find(handle, product, key.1).ok());
+        let place = self.ways.entry(key).or_insert_with(|| MatmulPlan::find(handle, product, key.1).ok());
         let Some(way) = place else { return Ok(false) };
         let (one, zero) = (1.0f32, 0.0f32);
         let at = |address: u64| address as *const c_void;
@@ -107,7 +107,7 @@ impl Blas {
     }
 }
 
-impl Way {
+impl MatmulPlan {
     /// Columns come first in the library's matrices: ours, `[row][column]`, are its turned ones. So the result, `[row][output]`
     /// here, is a matrix of outputs × rows there: weights turned, times rows.
     fn find(
@@ -161,7 +161,7 @@ impl Way {
     }
 }
 
-impl Drop for Way {
+impl Drop for MatmulPlan {
     fn drop(&mut self) {
         // SAFETY: see the head of the file; the library reads descriptions only while it is asked.
         unsafe {

@@ -15,7 +15,7 @@ const SHARED: u32 = 48 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     modules: BTreeMap<(&'static str, Image), sys::CUmodule>,
-    functions: BTreeMap<(&'static str, Image, &'static str), Function>,
+    functions: BTreeMap<(&'static str, Image, &'static str), LoadedKernel>,
     /// Files whose launches run machine code.
     turned: BTreeSet<&'static str>,
     /// How that was chosen.
@@ -24,13 +24,13 @@ pub(super) struct Modules {
 
 /// A kernel that was found.
 #[derive(Clone, Copy, Debug)]
-struct Function {
+struct LoadedKernel {
     handle: sys::CUfunction,
     /// Dynamic shared memory that it may be launched with (bytes).
     shared: u32,
 }
 
-impl Function {
+impl LoadedKernel {
     /// Lets it be launched with so much shared memory. It is never let less again: launches of a kernel differ in that, and
     /// what was recorded may be of more than the last.
     fn allow(&mut self, shared: u32) -> Result<(), GpuError> {
@@ -63,7 +63,7 @@ impl Modules {
         let name = CString::new(kernel).map_err(|_| GpuError::Unsupported("a kernel without a name".into()))?;
         // SAFETY: see above.
         let handle = unsafe { result::module::get_function(module, name) }.map_err(failed("finding a kernel"))?;
-        let mut function = Function { handle, shared: SHARED };
+        let mut function = LoadedKernel { handle, shared: SHARED };
         function.allow(shared)?;
         self.functions.insert((file, image, kernel), function);
         Ok((handle, image))

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 type Communicator = *mut c_void;
 type NcclNumber = unsafe extern "C" fn(*mut c_int) -> c_int;
-type Plain = unsafe extern "C" fn() -> c_int;
+type ErasedFn = unsafe extern "C" fn() -> c_int;
 type InitAll = unsafe extern "C" fn(*mut Communicator, c_int, *const c_int) -> c_int;
 type SendBytes = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Communicator, sys::CUstream) -> c_int;
 type TakeBytes = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Communicator, sys::CUstream) -> c_int;
@@ -44,8 +44,8 @@ const IN_PROGRESS: c_int = 7;
 struct Functions {
     version: NcclNumber,
     init_all: InitAll,
-    group_start: Plain,
-    group_end: Plain,
+    group_start: ErasedFn,
+    group_end: ErasedFn,
     send: SendBytes,
     receive: TakeBytes,
     destroy: NcclEnd,

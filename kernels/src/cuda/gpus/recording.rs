@@ -15,7 +15,7 @@ use crate::{
         Gpu, GpuError, GpuInput, GpuJob, RECORDED_ROWS,
         machine::{Machine, Recorded},
         recordings::Recordings,
-        step::Step,
+        step::GpuStep,
     },
     engine::StageKey,
 };
@@ -76,7 +76,7 @@ impl RecordedAsOne {
 #[derive(Clone, Debug, PartialEq)]
 struct RanksRecording {
     stage: StageKey,
-    steps: Vec<Step>,
+    steps: Vec<GpuStep>,
     chooses: bool,
     embeds: bool,
 }

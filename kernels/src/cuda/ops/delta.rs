@@ -4,7 +4,7 @@ use super::{GpuRows, Ops, blocks, whole};
 use crate::{
     cuda::{
         machine::{Arg, GpuError},
-        step::Step,
+        step::GpuStep,
     },
     models::DeltaSizes,
     pages::StatePlaces,
@@ -58,8 +58,8 @@ pub(crate) struct DeltaParts {
     pub said: u64,
 }
 
-impl From<&Step> for DeltaRows {
-    fn from(step: &Step) -> Self {
+impl From<&GpuStep> for DeltaRows {
+    fn from(step: &GpuStep) -> Self {
         Self {
             rows: step.rows,
             positions: step.positions,

@@ -20,7 +20,7 @@ pub(crate) struct GpuScores {
 
 /// How a row's scores become experts and parts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Routing {
+pub(crate) struct ExpertRouting {
     /// Added to scores; 0 where nothing is.
     pub bias: u64,
     /// Added to their sigmoids for choosing; 0 where chances are the softmax.
@@ -122,7 +122,7 @@ impl Ops {
     }
 
     /// Writes which experts rows pass by their scores, and the tiles of that.
-    pub fn route(&self, scores: u64, routing: &Routing, pairs: &GpuPairs) -> Result<(), GpuError> {
+    pub fn route(&self, scores: u64, routing: &ExpertRouting, pairs: &GpuPairs) -> Result<(), GpuError> {
         let alone = pairs.tiling == Tiling::Alone;
         let args = [
             scores.into(),

@@ -8,7 +8,7 @@ use crate::{
     cuda::{
         machine::{Arg, GpuError, GpuMemory, Launch, Machine},
         ops::{GpuRows, Kind, NOT_TURNED, Ops},
-        step::Step,
+        step::GpuStep,
         weights::size,
     },
     engine::AttentionParams,
@@ -111,7 +111,7 @@ impl GpuAttention {
     pub fn mix(
         &self,
         (ops, work): (&mut Ops, &mut GpuScratch),
-        step: &Step,
+        step: &GpuStep,
         Mixing { layout, ropes, marks }: Mixing<'_>,
         inputs: u64,
         out: GpuRows,
@@ -138,7 +138,7 @@ impl GpuAttention {
     /// How what it mixes is written for a product that reads rows of a kind: rounded already where all rows are attended one by one
     /// (`device/chunk.cu` rounds nothing), and blocks of that are cut neither by GPUs nor by the heads that a block of attention has,
     /// eight that share keys or what is left of them; and where gates are opened behind it.
-    pub fn mixed_kind(&self, step: &Step, kind: Kind) -> Kind {
+    pub fn mixed_kind(&self, step: &GpuStep, kind: Kind) -> Kind {
         if self.gates.is_some() {
             return kind;
         }
@@ -180,7 +180,7 @@ impl GpuAttention {
 
     /// Whether attention turns queries and keys itself, and stores what a row's token has: where no row sees what another one
     /// stores, and one block has all heads that share keys.
-    fn attention_turns(&self, step: &Step, pages: GpuLayerPages) -> bool {
+    fn attention_turns(&self, step: &GpuStep, pages: GpuLayerPages) -> bool {
         step.alone
             && step.tiles_count == 0
             && !self.stored.are_stored_apart()
@@ -190,7 +190,7 @@ impl GpuAttention {
     fn turn_and_store(
         &self,
         ops: &Ops,
-        step: &Step,
+        step: &GpuStep,
         x: u64,
         turning: [Arg; 9],
         pages: GpuLayerPages,
@@ -215,7 +215,7 @@ impl GpuAttention {
     fn attend(
         &self,
         ops: &mut Ops,
-        step: &Step,
+        step: &GpuStep,
         q: u64,
         turning: [Arg; 9],
         pages: GpuLayerPages,
@@ -252,7 +252,7 @@ impl GpuAttention {
     fn attend_chunks(
         &self,
         ops: &Ops,
-        step: &Step,
+        step: &GpuStep,
         q: u64,
         pages: GpuLayerPages,
         out: GpuRows,
@@ -282,7 +282,7 @@ impl GpuAttention {
     fn attend_singles(
         &self,
         ops: &mut Ops,
-        step: &Step,
+        step: &GpuStep,
         q: u64,
         turning: [Arg; 9],
         pages: GpuLayerPages,

@@ -6,7 +6,7 @@ use crate::{
     cuda::{
         machine::{GpuError, GpuMemory, Machine},
         ops::{DeltaParts, DeltaRows, DeltaShape, GpuRows, Ops},
-        step::Step,
+        step::GpuStep,
     },
     models::{DeltaOutline, STATES_TOGETHER},
     pages::StateLayout,
@@ -56,7 +56,7 @@ impl GpuDelta {
     pub fn mix(
         &self,
         (ops, work): (&mut Ops, &mut GpuScratch),
-        step: &Step,
+        step: &GpuStep,
         inputs: u64,
         out: GpuRows,
     ) -> Result<(), GpuError> {

@@ -7,7 +7,7 @@ use crate::{
     cuda::{
         buffers::Buffer,
         machine::{GpuError, GpuMemory, Machine},
-        ops::{GpuPairs, GpuScores, Routing, Tiling},
+        ops::{ExpertRouting, GpuPairs, GpuScores, Tiling},
         weights::{Form, GpuExpertMatrices, size},
     },
     linear::Weight,
@@ -288,7 +288,7 @@ impl GpuExperts {
         };
         pairs.tiles = work.tiles.fit(pairs.tile_count() * 16)?;
         let at = |numbers: Option<&GpuMemory>| numbers.map_or(0, GpuMemory::at);
-        let routing = Routing {
+        let routing = ExpertRouting {
             bias: at(self.bias.as_ref()),
             correction: at(self.correction.as_ref()),
             normed: self.normed,

@@ -12,7 +12,7 @@ use crate::{
         columns::Columns,
         machine::{GpuError, Machine},
         ops::{GpuRows, Kind, Ops},
-        step::Step,
+        step::GpuStep,
     },
     models::{LayerOutline, MixerOutline, MlpOutline, NormOutline},
     pages::{PageLayout, StateLayout},
@@ -112,7 +112,7 @@ impl GpuLayer {
 pub(super) struct GpuLayerContext<'a> {
     pub ops: &'a mut Ops,
     pub work: &'a mut GpuScratch,
-    pub step: &'a Step,
+    pub step: &'a GpuStep,
     pub width: usize,
     pub hidden: u64,
 }
@@ -177,7 +177,7 @@ impl GpuLayer {
     }
 
     /// How what is mixed is written.
-    fn mixed_kind(&self, step: &Step) -> Kind {
+    fn mixed_kind(&self, step: &GpuStep) -> Kind {
         let kind = self.output.kind(step.rows);
         match &self.mixer {
             GpuMixer::Attention(attention) => attention.mixed_kind(step, kind),

@@ -1,6 +1,6 @@
 //! Attention on a GPU against the processor's, through engines: chunks and single rows, windows, caps, groups.
 
-use super::{Draw, machines};
+use super::{Lcg, machines};
 use crate::{
     cuda::Gpu,
     engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
@@ -69,7 +69,7 @@ impl Shape {
 }
 
 fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
-    let (mut header, mut data, mut draw) = (Vec::new(), Vec::new(), Draw(3));
+    let (mut header, mut data, mut draw) = (Vec::new(), Vec::new(), Lcg(3));
     for (name, shape) in tensors {
         let from = data.len();
         let size = (*shape.last().unwrap() as f32).sqrt();
@@ -123,7 +123,7 @@ pub(super) fn scenario(engine: &mut Engine, stage: StageKey, vocab: usize) -> Ve
         vec![slice(a, 134, 1)],
     ];
     let mut out = Vec::new();
-    let mut draw = Draw(9);
+    let mut draw = Lcg(9);
     for batch in steps {
         let rows: usize = batch.iter().map(|s| s.len as usize).sum();
         let tokens: Vec<Token> = (0..rows).map(|_| Token(draw.below(vocab) as u32)).collect();

@@ -1,6 +1,6 @@
 //! Tokens chosen on a GPU are those that the processor chooses.
 
-use super::{Draw, machines, with};
+use super::{Lcg, machines, with};
 use crate::{
     cuda::{
         choose::{ChosenToken, RowChoice},
@@ -12,7 +12,7 @@ use crate::{
 use tsnode_protocol::Sampling;
 
 /// Logits, some equal, some not numbers.
-fn logits(draw: &mut Draw, vocab: usize) -> Vec<f32> {
+fn logits(draw: &mut Lcg, vocab: usize) -> Vec<f32> {
     let mut all: Vec<f32> = draw.numbers(vocab).into_iter().map(|x| (x * 64.0).round() / 8.0).collect();
     for _ in 0..vocab / 50 {
         all[draw.below(vocab)] = [f32::NAN, f32::NEG_INFINITY, 0.0, -0.0][draw.below(4)];
@@ -20,7 +20,7 @@ fn logits(draw: &mut Draw, vocab: usize) -> Vec<f32> {
     all
 }
 
-fn ways(draw: &mut Draw) -> Sampling {
+fn ways(draw: &mut Lcg) -> Sampling {
     let seed = draw.next() << 32 | draw.next();
     Sampling {
         temperature: [0.0, 0.3, 1.0, 1.7][draw.below(4)],
@@ -35,7 +35,7 @@ fn ways(draw: &mut Draw) -> Sampling {
 #[test]
 fn every_way_of_choosing_gives_the_processors_token() {
     for machine in machines() {
-        let mut draw = Draw(11);
+        let mut draw = Lcg(11);
         let mut ops = Ops::new(machine.clone());
         // With the last two a thread has more tokens than bins that it keeps to itself, and several blocks have a row.
         for (vocab, rows) in [(3, 24), (64, 24), (1025, 24), (3000, 24), (11_003, 8), (20_003, 4)] {

@@ -1,7 +1,7 @@
 //! Mixtures of experts on a GPU: which experts rows pass, products with the matrices of theirs, whole models.
 
 use super::{
-    Draw,
+    Lcg,
     attention::{apart, both},
     machines,
     models::{OTHER, REQUEST, greedy, prompt, source},
@@ -15,7 +15,7 @@ use crate::{
     cuda::{
         Gpu,
         machine::{GpuMemory, Machine},
-        ops::{GpuPairs, GpuRows, GpuScores, Kind, Ops, Out, Routing, Tiling},
+        ops::{ExpertRouting, GpuPairs, GpuRows, GpuScores, Kind, Ops, Out, Tiling},
         weights::{Form, GpuExpertMatrices},
     },
     engine::{Engine, Input, Output, Slice, Threads},
@@ -38,7 +38,7 @@ impl Routed {
         machine: &Arc<dyn Machine>,
         scores: &[f32],
         (used, experts): (usize, usize),
-        routing: &Routing,
+        routing: &ExpertRouting,
         tiling: Tiling,
     ) -> Self {
         let rows = scores.len() / experts;
@@ -59,7 +59,12 @@ impl Routed {
 }
 
 /// Experts and parts of one row, in the order of experts' numbers.
-fn routed_plainly(scores: &[f32], correction: Option<&[f32]>, used: usize, routing: &Routing) -> Vec<(usize, f64)> {
+fn routed_plainly(
+    scores: &[f32],
+    correction: Option<&[f32]>,
+    used: usize,
+    routing: &ExpertRouting,
+) -> Vec<(usize, f64)> {
     let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = scores.iter().map(|x| f64::from(x - top).exp()).sum();
     let chances: Vec<f64> = match correction {
@@ -79,7 +84,7 @@ fn routed_plainly(scores: &[f32], correction: Option<&[f32]>, used: usize, routi
 #[test]
 fn rows_pass_the_experts_that_score_best_and_of_equal_ones_the_first() {
     for machine in machines() {
-        let mut draw = Draw(21);
+        let mut draw = Lcg(21);
         for (rows, experts, used, normed, corrected) in [
             (1, 8, 2, true, false),
             (7, 128, 8, false, false),
@@ -96,7 +101,7 @@ fn rows_pass_the_experts_that_score_best_and_of_equal_ones_the_first() {
             let (factors, by) = (draw.numbers(experts), if corrected { 0.0 } else { 1.0 });
             let factors: Vec<f32> = factors.iter().map(|factor| 1.0 + by * factor).collect();
             let factors_held = with(&machine, &factors);
-            let routing = Routing { bias: 0, correction: at, normed, scale, factors: factors_held.at() };
+            let routing = ExpertRouting { bias: 0, correction: at, normed, scale, factors: factors_held.at() };
             let [alone, few, many] = [Tiling::Alone, Tiling::Few, Tiling::Many]
                 .map(|tiling| Routed::by(&machine, &scores, (used, experts), &routing, tiling));
             let (chosen, parts) = (alone.chosen(&machine), read(&machine, &alone.parts, rows * used));
@@ -117,7 +122,7 @@ fn rows_pass_the_experts_that_score_best_and_of_equal_ones_the_first() {
 #[test]
 fn scores_are_sums_in_single_precision_whatever_rows_are_beside() {
     for machine in machines() {
-        let mut draw = Draw(22);
+        let mut draw = Lcg(22);
         for (rows, outs, cols) in [(1, 1, 8), (9, 13, 136), (17, 8, 1032)] {
             let (x, w) = (draw.numbers(rows * cols), draw.numbers(outs * cols));
             let weight = GpuScores { weight: with(&machine, &w), outs, cols };
@@ -158,7 +163,7 @@ const WITH_KERNELS: [QuantType; 5] =
     [QuantType::Q4_0, QuantType::Q8_0, QuantType::Q4K, QuantType::Q6K, QuantType::Mxfp4];
 
 /// A matrix as experts have it.
-fn quantised(draw: &mut Draw, kind: QuantType, outs: usize, cols: usize) -> Case {
+fn quantised(draw: &mut Lcg, kind: QuantType, outs: usize, cols: usize) -> Case {
     let mut case = Case::quantised(draw, kind, outs, cols);
     let form = Form::of_expert(&case.view());
     case.form = form;
@@ -170,10 +175,10 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 }
 
 /// Products of all pairs by tiles, of each alone, and of a row by itself: the same bits, and what they should be.
-fn check(machine: &Arc<dyn Machine>, cases: &[Case], (rows, used): (usize, usize), draw: &mut Draw) {
+fn check(machine: &Arc<dyn Machine>, cases: &[Case], (rows, used): (usize, usize), draw: &mut Lcg) {
     let (Case { outs, cols, form, .. }, experts) = (&cases[0], cases.len());
     let (outs, cols, form, stride) = (*outs, *cols, *form, outs + 5);
-    let routing = Routing { bias: 0, correction: 0, normed: true, scale: 1.0, factors: 0 };
+    let routing = ExpertRouting { bias: 0, correction: 0, normed: true, scale: 1.0, factors: 0 };
     let scores = draw.numbers(rows * experts);
     let by = |scores: &[f32], tiling| Routed::by(machine, scores, (used, experts), &routing, tiling);
     let [alone, tiled] = [Tiling::Alone, Tiling::Few].map(|tiling| by(&scores, tiling));
@@ -216,7 +221,7 @@ fn check(machine: &Arc<dyn Machine>, cases: &[Case], (rows, used): (usize, usize
 #[test]
 fn products_with_experts_are_the_processors_and_a_rows_do_not_depend_on_others() {
     for machine in machines() {
-        let mut draw = Draw(23);
+        let mut draw = Lcg(23);
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
             for (experts, outs, cols, rows, used) in [(5, 5, 8, 1, 2), (3, 67, 72, 21, 2), (4, 34, 1040, 7, 3)] {
                 let cases: Vec<_> = (0..experts).map(|_| Case::dense(&mut draw, dtype, outs, cols)).collect();
@@ -236,7 +241,7 @@ fn products_with_experts_are_the_processors_and_a_rows_do_not_depend_on_others()
 #[test]
 fn products_of_many_pairs_are_sums_of_products() {
     for machine in machines() {
-        let mut draw = Draw(25);
+        let mut draw = Lcg(25);
         let quants = WITH_KERNELS.map(Some);
         for (dtype, quant, tolerance) in [(Dtype::F16, None, 1.5e-3), (Dtype::Bf16, None, 5e-3)]
             .into_iter()
@@ -244,12 +249,12 @@ fn products_of_many_pairs_are_sums_of_products() {
         {
             for (experts, outs, some, rows, used) in [(2, 5, 1, 3, 1), (2, 130, 3, 80, 2), (5, 140, 2, 70, 3)] {
                 let cols = some * quant.map_or(40, QuantType::numbers);
-                let one = |draw: &mut Draw| match quant {
+                let one = |draw: &mut Lcg| match quant {
                     None => Case::dense(draw, dtype, outs, cols),
                     Some(kind) => quantised(draw, kind, outs, cols),
                 };
                 let cases: Vec<_> = (0..experts).map(|_| one(&mut draw)).collect();
-                let routing = Routing { bias: 0, correction: 0, normed: true, scale: 1.0, factors: 0 };
+                let routing = ExpertRouting { bias: 0, correction: 0, normed: true, scale: 1.0, factors: 0 };
                 let scores = draw.numbers(rows * experts);
                 let routed = Routed::by(&machine, &scores, (used, experts), &routing, Tiling::Many);
                 let (chosen, stride) = (routed.chosen(&machine), outs + 5);
@@ -278,7 +283,7 @@ fn products_of_many_pairs_are_sums_of_products() {
 #[test]
 fn what_experts_make_is_added_in_their_order_and_what_all_rows_pass_behind() {
     for machine in machines() {
-        let mut draw = Draw(24);
+        let mut draw = Lcg(24);
         for (rows, used, width, shared, gated, biased) in
             [(1, 2, 8, false, false, true), (5, 8, 1032, true, true, false), (9, 3, 40, true, false, true)]
         {
@@ -341,7 +346,7 @@ fn greedy_tokens_of_models_with_experts_are_the_processors() {
 #[test]
 fn gates_that_end_somewhere_are_the_processors() {
     for machine in machines() {
-        let (mut draw, clamped) = (Draw(26), Clamped { sharpness: 1.702, limit: 1.5 });
+        let (mut draw, clamped) = (Lcg(26), Clamped { sharpness: 1.702, limit: 1.5 });
         for (rows, used, width, biased) in [(1, 2, 8, true), (5, 3, 1032, true), (3, 4, 44, false)] {
             let (experts, count) = (6, rows * used);
             let (x, bias) = (draw.numbers(count * 2 * width), draw.numbers(experts * 2 * width));

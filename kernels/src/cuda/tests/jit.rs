@@ -1,7 +1,7 @@
 //! Kernels compiled for a GPU: the choice on a GPU that is made up, the compiler itself where NVRTC is found, and both
 //! together on the GPU `TSNODE_TEST_CARD`.
 
-use super::{Draw, RunOn, here, machines, poisoned, read, with};
+use super::{Lcg, RunOn, here, machines, poisoned, read, with};
 use crate::cuda::{
     GpuInfo, driver_api,
     jit::{
@@ -195,13 +195,13 @@ impl Machine for Fake {
 }
 
 /// A compiler that counts.
-struct Counting {
+struct CountingCompiler {
     version: (i32, i32),
     compiled: AtomicUsize,
     panics: bool,
 }
 
-impl Counting {
+impl CountingCompiler {
     fn new() -> Self {
         Self { version: (12, 2), compiled: AtomicUsize::new(0), panics: false }
     }
@@ -211,7 +211,7 @@ impl Counting {
     }
 }
 
-impl KernelCompiler for Counting {
+impl KernelCompiler for CountingCompiler {
     fn version(&self) -> Result<(i32, i32), NotCompiled> {
         Ok(self.version)
     }
@@ -226,7 +226,7 @@ impl KernelCompiler for Counting {
 }
 
 /// A choice, and the files that run as they were compiled for the GPU.
-fn choose(gpu: Fake, compiler: &Counting, folder: &Path) -> (Kernels, Vec<(&'static str, String)>) {
+fn choose(gpu: Fake, compiler: &CountingCompiler, folder: &Path) -> (Kernels, Vec<(&'static str, String)>) {
     let gpu = Arc::new(gpu);
     let chosen = jit::choose(&(gpu.clone() as Arc<dyn Loads>), Ok(compiler), &KernelCache::at(folder));
     let compiled = gpu.compiled();
@@ -254,7 +254,7 @@ fn half_slower() -> Fake {
 #[test]
 fn of_each_file_the_faster_is_used() {
     let folder = tempfile::tempdir().unwrap();
-    let (chosen, compiled) = choose(half_slower(), &Counting::new(), folder.path());
+    let (chosen, compiled) = choose(half_slower(), &CountingCompiler::new(), folder.path());
     let code = |file| (file, format!("{file} for sm_90 by (12, 2)"));
     assert_eq!(compiled, [code("few"), code("many"), code("mmq")]);
     let said = chosen.to_string();
@@ -263,7 +263,7 @@ fn of_each_file_the_faster_is_used() {
     assert!(theirs.starts_with("attend (in ") && theirs.contains(", chunk (in "), "{said}");
 
     let none = Fake { slower: BTreeSet::from(trial::FILES), ..Fake::new() };
-    let (chosen, compiled) = choose(none, &Counting::new(), tempfile::tempdir().unwrap().path());
+    let (chosen, compiled) = choose(none, &CountingCompiler::new(), tempfile::tempdir().unwrap().path());
     assert_eq!(compiled, []);
     assert!(chosen.to_string().starts_with("PTX, faster than NVRTC 12.2 for sm_90: attend (in "), "{chosen}");
 }
@@ -277,7 +277,7 @@ fn overlap(kernels: &Kernels) -> &LaunchOverlap {
 
 #[test]
 fn launches_overlap_where_that_is_faster_and_all_that_wait_are_compiled_then() {
-    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), CountingCompiler::new());
     let gpu = || Fake { overlap: FakeOverlap::Faster, ..half_slower() };
     let (first, compiled) = choose(gpu(), &compiler, folder.path());
     let files: Vec<_> = compiled.iter().map(|(file, _)| *file).collect();
@@ -300,7 +300,7 @@ fn launches_do_not_overlap_where_they_cannot_differ_fail_or_are_slower() {
         (FakeOverlap::Fail, "they fail, the GPU fails at a launch: not so"),
     ];
     for (way, why) in ways {
-        let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+        let (folder, compiler) = (tempfile::tempdir().unwrap(), CountingCompiler::new());
         let gpu = || Fake { overlap: way, ..half_slower() };
         let (chosen, compiled) = choose(gpu(), &compiler, folder.path());
         let files: Vec<_> = compiled.iter().map(|(file, _)| *file).collect();
@@ -313,7 +313,7 @@ fn launches_do_not_overlap_where_they_cannot_differ_fail_or_are_slower() {
 
 #[test]
 fn what_was_chosen_is_found_by_the_next_start() {
-    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), CountingCompiler::new());
     let (first, compiled) = choose(half_slower(), &compiler, folder.path());
     assert_eq!((kept(&first), compiler.count()), (&CacheState::Written, trial::FILES.len()));
     // That machine code would be the slower by now is not looked at.
@@ -328,7 +328,7 @@ fn what_was_chosen_is_found_by_the_next_start() {
 #[test]
 fn another_gpu_driver_or_compiler_chooses_anew() {
     let folder = tempfile::tempdir().unwrap();
-    let changes: [fn(&mut Fake, &mut Counting); 7] = [
+    let changes: [fn(&mut Fake, &mut CountingCompiler); 7] = [
         |_, _| (),
         |gpu, _| gpu.identity.driver = "550.90".into(),
         |gpu, _| gpu.identity.cuda = (12, 6),
@@ -338,7 +338,7 @@ fn another_gpu_driver_or_compiler_chooses_anew() {
         |_, compiler| compiler.version = (12, 3),
     ];
     for (i, change) in changes.iter().enumerate() {
-        let (mut gpu, mut compiler) = (Fake::new(), Counting::new());
+        let (mut gpu, mut compiler) = (Fake::new(), CountingCompiler::new());
         change(&mut gpu, &mut compiler);
         let sm = gpu.identity.sm;
         let (chosen, compiled) = choose(gpu, &compiler, folder.path());
@@ -360,7 +360,7 @@ fn only_file(folder: &Path) -> PathBuf {
 
 #[test]
 fn what_was_kept_and_is_not_whole_is_compiled_anew() {
-    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), CountingCompiler::new());
     let (_, compiled) = choose(half_slower(), &compiler, folder.path());
     let (file, identity) = (only_file(folder.path()), Fake::new().identity);
     let (whole, key) = (std::fs::read(&file).unwrap(), cache::key(&identity, compiler.version));
@@ -389,7 +389,7 @@ fn what_was_kept_and_is_not_whole_is_compiled_anew() {
 /// A checksum that is right says nothing of what it is the sum of.
 #[test]
 fn what_was_kept_with_its_checksum_and_makes_no_sense_is_as_good_as_none() {
-    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), CountingCompiler::new());
     choose(half_slower(), &compiler, folder.path());
     let (file, identity) = (only_file(folder.path()), Fake::new().identity);
     let (whole, key) = (std::fs::read(&file).unwrap(), cache::key(&identity, compiler.version));
@@ -416,7 +416,7 @@ fn what_cannot_be_kept_is_used_all_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let taken = folder.path().join("taken");
     std::fs::write(&taken, "a file, and no folder").unwrap();
-    let (chosen, compiled) = choose(Fake::new(), &Counting::new(), &taken);
+    let (chosen, compiled) = choose(Fake::new(), &CountingCompiler::new(), &taken);
     assert!(matches!(kept(&chosen), CacheState::Not(_)) && chosen.to_string().contains("; not kept: "), "{chosen}");
     assert_eq!(compiled.len(), trial::FILES.len());
 }
@@ -424,7 +424,7 @@ fn what_cannot_be_kept_is_used_all_the_same() {
 #[test]
 fn whatever_fails_leaves_ptx_and_one_reason() {
     let folder = tempfile::tempdir().unwrap();
-    let tried = |gpu: Fake, compiler: Counting, sentence: &str| {
+    let tried = |gpu: Fake, compiler: CountingCompiler, sentence: &str| {
         let (chosen, compiled) = choose(gpu, &compiler, folder.path());
         assert_eq!(compiled, [], "{sentence}");
         assert_eq!(why(&chosen).to_string(), sentence);
@@ -432,8 +432,8 @@ fn whatever_fails_leaves_ptx_and_one_reason() {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{sentence}: it was kept");
         compiler.count()
     };
-    let (gpu, compiler) = (Fake::new, Counting::new);
-    let newer = Counting { version: (13, 0), ..compiler() };
+    let (gpu, compiler) = (Fake::new, CountingCompiler::new);
+    let newer = CountingCompiler { version: (13, 0), ..compiler() };
     let sentence = "NVRTC 13.0 is newer than the driver, which is of CUDA 12.4";
     assert_eq!(tried(gpu(), newer, sentence), 0);
     let mut unknown = gpu();
@@ -449,7 +449,7 @@ fn whatever_fails_leaves_ptx_and_one_reason() {
     for left in [0, 1, 30, 100] {
         tried(Fake { left: AtomicUsize::new(left), ..gpu() }, compiler(), sentence);
     }
-    tried(gpu(), Counting { panics: true, ..compiler() }, "choosing kernels panicked");
+    tried(gpu(), CountingCompiler { panics: true, ..compiler() }, "choosing kernels panicked");
 
     let nowhere =
         jit::choose(&(Arc::new(gpu()) as Arc<dyn Loads>), Err(NotCompiled::NoLibrary), &KernelCache::at(folder.path()));
@@ -458,7 +458,7 @@ fn whatever_fails_leaves_ptx_and_one_reason() {
 
 #[test]
 fn kept_code_that_a_driver_refuses_is_compiled_anew() {
-    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), CountingCompiler::new());
     choose(Fake::new(), &compiler, folder.path());
     let (chosen, compiled) = choose(Fake { refuses: Some("many"), ..Fake::new() }, &compiler, folder.path());
     assert!(matches!(why(&chosen), NotCompiled::Refused { file: "many", .. }) && compiled.is_empty(), "{chosen}");
@@ -614,7 +614,7 @@ pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
 
 /// A row's product with a small matrix of ones.
 fn multiplies(machine: &Arc<dyn Machine>) {
-    let (x, out) = (Draw(1).numbers(64), poisoned(machine, 4));
+    let (x, out) = (Lcg(1).numbers(64), poisoned(machine, 4));
     let memory = with(machine, &[1.0; 256]);
     let w = GpuMatrix { memory, form: Form::F32, rows: 4, cols: 64, all: 4 };
     let row = with(machine, &x);

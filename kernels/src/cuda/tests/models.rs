@@ -7,7 +7,7 @@ use super::{
 use crate::{
     engine::{Engine, EngineError, Fresh, Input, Output, Prefix, RowToSample, Slice, StageKey, Tap, Threads},
     source::{ModelSource, Precision},
-    speed::{self, Step},
+    speed::{self, StepShape},
 };
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampling, TileHeader, Token};
 
@@ -289,7 +289,7 @@ fn what_a_gpu_can_do_is_measured() {
         assert!(packing.packed < packing.bytes && packing.pack_whole > 0.0 && packing.unpack_whole > 0.0);
         let kv_transfer = speed::measure_kv_transfer(&mut engine, stage, &source, 64, KvCodec::Int4).unwrap();
         assert!(kv_transfer.plain > 0.0 && kv_transfer.tapped > 0.0);
-        let step = Step { batch: 2, context: 20, new: 1 };
+        let step = StepShape { batch: 2, context: 20, new: 1 };
         // Often enough that the step is recorded and run again.
         let time = std::time::Duration::from_millis(300);
         assert!(speed::measure(&mut engine, stage, &source, KvDtype::F16, step, time).unwrap().seconds > 0.0);

@@ -1,6 +1,6 @@
 //! KV packed on a GPU has the processor's bytes, and is unpacked to the processor's numbers.
 
-use super::{Draw, machines, with};
+use super::{Lcg, machines, with};
 use crate::{
     cpu::Simd,
     cuda::{Gpu, GpuTurn, machine::Queue, tiles::GpuTile},
@@ -28,7 +28,7 @@ impl Scenario {
         let mut pool = PagePool::new(PAGES * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens).unwrap();
         assert!(pages(layout, tokens) <= PAGES);
-        let mut draw = Draw(tokens as u64 + layout.dim as u64);
+        let mut draw = Lcg(tokens as u64 + layout.dim as u64);
         for token in 0..tokens {
             for head in 0..layout.heads {
                 for side in [Side::Keys, Side::Values] {

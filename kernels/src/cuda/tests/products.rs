@@ -1,6 +1,6 @@
 //! Products of every form, of one row, a few and many, against sums in double precision.
 
-use super::{Draw, machines, poisoned, read, with};
+use super::{Lcg, machines, poisoned, read, with};
 use crate::{
     cpu::{Cpu, Dtype, Simd},
     cuda::{
@@ -26,7 +26,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    pub fn dense(draw: &mut Draw, dtype: Dtype, outs: usize, cols: usize) -> Self {
+    pub fn dense(draw: &mut Lcg, dtype: Dtype, outs: usize, cols: usize) -> Self {
         let numbers = draw.numbers(outs * cols);
         let (form, bytes): (_, Vec<u8>) = match dtype {
             Dtype::F32 => (Form::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),
@@ -37,7 +37,7 @@ impl Case {
         Self { form, quant: None, bytes, wide, outs, cols }
     }
 
-    pub fn quantised(draw: &mut Draw, kind: QuantType, outs: usize, cols: usize) -> Self {
+    pub fn quantised(draw: &mut Lcg, kind: QuantType, outs: usize, cols: usize) -> Self {
         let count = outs * cols / kind.numbers();
         let mut bytes: Vec<u8> = (0..count * kind.bytes()).map(|_| draw.next() as u8).collect();
         for block in bytes.chunks_exact_mut(kind.bytes()) {
@@ -89,7 +89,7 @@ impl Case {
     }
 }
 
-fn check(machine: &Arc<dyn Machine>, case: &Case, rows: usize, draw: &mut Draw) {
+fn check(machine: &Arc<dyn Machine>, case: &Case, rows: usize, draw: &mut Lcg) {
     let Case { outs, cols, form, .. } = *case;
     let mut ops = Ops::new(machine.clone());
     let x = draw.numbers(rows * cols);
@@ -132,7 +132,7 @@ fn check(machine: &Arc<dyn Machine>, case: &Case, rows: usize, draw: &mut Draw) 
 #[test]
 fn dense_products_are_sums_of_products() {
     for machine in machines() {
-        let mut draw = Draw(5);
+        let mut draw = Lcg(5);
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
             for (outs, cols) in [(1, 8), (67, 72), (130, 1040), (9, 2064)] {
                 let case = Case::dense(&mut draw, dtype, outs, cols);
@@ -147,7 +147,7 @@ fn dense_products_are_sums_of_products() {
 #[test]
 fn quantised_products_of_rounded_rows_are_the_processors_and_of_many_those_of_widened_weights() {
     for machine in machines() {
-        let mut draw = Draw(6);
+        let mut draw = Lcg(6);
         for kind in QuantType::ALL {
             for (outs, blocks) in [(5, 1), (67, 3), (130, 5)] {
                 let cols = blocks * kind.numbers();
@@ -165,7 +165,7 @@ const BY_BYTES: [QuantType; 4] = [QuantType::Q4_0, QuantType::Q8_0, QuantType::Q
 #[test]
 fn every_count_of_rows_up_to_the_last_that_is_rounded_is_the_processors() {
     for machine in machines() {
-        let mut draw = Draw(10);
+        let mut draw = Lcg(10);
         for kind in BY_BYTES {
             // Steps that blocks do not fill, parts without any, and outputs that fill no sixteen.
             let case = Case::quantised(&mut draw, kind, 21, 9 * kind.numbers());
@@ -186,7 +186,7 @@ fn product(machine: &Arc<dyn Machine>, case: &Case, all: usize, x: &[f32]) -> Ve
 #[test]
 fn bits_of_a_row_are_the_same_whatever_rows_are_beside_it() {
     for machine in machines() {
-        let mut draw = Draw(11);
+        let mut draw = Lcg(11);
         for kind in BY_BYTES {
             for (outs, blocks) in [(40, 1), (19, 10), (130, 17)] {
                 let case = Case::quantised(&mut draw, kind, outs, blocks * kind.numbers());
@@ -205,7 +205,7 @@ fn bits_of_a_row_are_the_same_whatever_rows_are_beside_it() {
 #[test]
 fn bits_of_a_product_with_whole_columns_are_the_processors() {
     for machine in machines() {
-        let mut draw = Draw(12);
+        let mut draw = Lcg(12);
         for kind in BY_BYTES {
             // More steps than there is room for at a time, the last of which small blocks do not fill.
             let blocks = if kind.numbers() == 32 { 43 } else { 11 };
@@ -225,7 +225,7 @@ fn shared_memory_of_products_of_rounded_rows_is_what_every_gpu_has() {
     for machine in machines() {
         for kind in BY_BYTES {
             // As many steps for each part as there is room for, and more.
-            let case = Case::quantised(&mut Draw(13), kind, 3, 8 << 10);
+            let case = Case::quantised(&mut Lcg(13), kind, 3, 8 << 10);
             for (all, processors) in [(3, 1), (3, 200), (1 << 17, 1), (1 << 17, 200)] {
                 let matrix = case.on(&machine).part_of(all);
                 for rows in 1..=ROUNDED {
@@ -243,7 +243,7 @@ fn shared_memory_of_products_of_rounded_rows_is_what_every_gpu_has() {
 #[test]
 fn large_tiles_give_what_small_ones_do() {
     for machine in machines() {
-        let mut draw = Draw(7);
+        let mut draw = Lcg(7);
         check(&machine, &Case::dense(&mut draw, Dtype::Bf16, 300, 200), 200, &mut draw);
         check(&machine, &Case::quantised(&mut draw, QuantType::Q4K, 260, 256), 150, &mut draw);
         check(&machine, &Case::quantised(&mut draw, QuantType::Q6K, 260, 512), 150, &mut draw);
@@ -256,7 +256,7 @@ fn large_tiles_give_what_small_ones_do() {
 #[test]
 fn products_of_hundreds_of_rows_with_widened_weights_are_those_of_our_own_kernels() {
     for machine in machines() {
-        let mut draw = Draw(9);
+        let mut draw = Lcg(9);
         for (kind, cols) in
             [(QuantType::Q4_0, 96), (QuantType::Q8_0, 160), (QuantType::Q4K, 256), (QuantType::Q6K, 512)]
         {
@@ -270,7 +270,7 @@ fn products_of_hundreds_of_rows_with_widened_weights_are_those_of_our_own_kernel
 #[test]
 fn rows_of_a_table_are_its_numbers() {
     for machine in machines() {
-        let mut draw = Draw(8);
+        let mut draw = Lcg(8);
         let mut cases = vec![Case::dense(&mut draw, Dtype::Bf16, 40, 72)];
         let kinds = [QuantType::Q4_0, QuantType::Q8_0, QuantType::Q4K, QuantType::Q6K];
         cases.extend(kinds.map(|kind| Case::quantised(&mut draw, kind, 40, 2 * kind.numbers())));

@@ -4,7 +4,7 @@
 use super::{
     attention::{POOL, Shape},
     models::{OTHER, REQUEST, prompt},
-    recording::{Fault, Forgetful},
+    recording::{Forgetful, RecordingFault},
     several, tables,
     together::{uneven, written},
 };
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tsnode_protocol::{KvDtype, Sampling, Token};
 
-type Reach = unsafe extern "C" fn(c_int);
+type ReachFn = unsafe extern "C" fn(c_int);
 
 /// While this is there all GPUs of what stands in for the driver reach each other; real ones do as they do.
 struct AllReach(Option<Library>);
@@ -40,7 +40,7 @@ impl AllReach {
         // SAFETY: a function of that name has the type that `emulator/driver.cpp` declares.
         #[expect(unsafe_code, reason = "the line above says why it is sound")]
         unsafe {
-            if let Ok(reach) = library.get::<Reach>(b"tsnode_cards_reach") {
+            if let Ok(reach) = library.get::<ReachFn>(b"tsnode_cards_reach") {
                 reach(all);
             }
         }
@@ -68,7 +68,7 @@ fn load(engine: &mut Engine, source: &ModelSource, ranks: usize) -> StageKey {
 
 /// Machines of which none records anything; none where there is nothing that kernels run on.
 fn unrecorded(count: usize) -> Option<Vec<Arc<Forgetful>>> {
-    let machines = Forgetful::together(several(count), Fault::Beginning);
+    let machines = Forgetful::together(several(count), RecordingFault::Beginning);
     (machines.len() == count).then_some(machines)
 }
 
@@ -118,7 +118,7 @@ fn again(engine: &mut Engine, stage: StageKey, batch: &[Slice]) {
 /// That so many GPUs give these bits, and are recorded where they can be.
 fn check_singles(count: usize, family: &str, source: &ModelSource, wanted: &[u32]) {
     let inner = several(count);
-    let machines = Forgetful::together(inner.clone(), Fault::Nowhere);
+    let machines = Forgetful::together(inner.clone(), RecordingFault::Nowhere);
     let (mut engine, stage) = on(&machines, source, KvDtype::F16);
     let tried = machines[0].replays();
     assert!(singles(&mut engine, stage) == wanted, "{family} on {count}");
@@ -156,7 +156,7 @@ fn recorded_steps_of_several_gpus_see_the_pages_that_sequences_have_now() {
     let Some(plain) = unrecorded(2) else { return };
     let (engine, stage) = on(&plain, &source, KvDtype::F32);
     let wanted = tables::changing(engine, stage, 1);
-    let machines = Forgetful::together(several(2), Fault::Nowhere);
+    let machines = Forgetful::together(several(2), RecordingFault::Nowhere);
     let (engine, stage) = on(&machines, &source, KvDtype::F32);
     assert!(tables::changing(engine, stage, 3) == wanted);
 }
@@ -171,7 +171,7 @@ fn what_was_recorded_of_a_stage_does_not_run_for_another() {
         let (mut engine, stage) = on(&plain, source, KvDtype::F16);
         singles(&mut engine, stage)
     });
-    let machines = Forgetful::together(several(2), Fault::Nowhere);
+    let machines = Forgetful::together(several(2), RecordingFault::Nowhere);
     let (mut engine, stage) = on(&machines, &first, KvDtype::F16);
     let other = load(&mut engine, &second, 2);
     for _ in 0..2 {
@@ -194,7 +194,7 @@ fn gpus_that_cannot_be_recorded_compute_and_are_asked_once() {
     let Some(plain) = unrecorded(2) else { return };
     let (mut engine, stage) = on(&plain, &source, KvDtype::F16);
     let wanted = singles(&mut engine, stage);
-    for fault in [Fault::Launching, Fault::Ending, Fault::Running] {
+    for fault in [RecordingFault::Launching, RecordingFault::Ending, RecordingFault::Running] {
         let machines = Forgetful::together(several(2), fault);
         let (mut engine, stage) = on(&machines, &source, KvDtype::F16);
         assert!(singles(&mut engine, stage) == wanted, "{fault:?}");
@@ -210,7 +210,7 @@ fn recorded_steps_are_timed() {
     let base =
         Shape { family: "llama", hidden: 1024, heads: 16, kv_heads: 8, dim: 64, mlp: 4096, vocab: 1024, more: "" };
     let (_folder, source) = written(&base);
-    for (name, fault) in [("as they come", Fault::Beginning), ("recorded", Fault::Nowhere)] {
+    for (name, fault) in [("as they come", RecordingFault::Beginning), ("recorded", RecordingFault::Nowhere)] {
         let machines = Forgetful::together(several(2), fault);
         if machines.is_empty() {
             return;

@@ -16,7 +16,7 @@ use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
 
 /// Where recording fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Fault {
+pub(super) enum RecordingFault {
     /// It does not, where the machine inside records.
     Nowhere,
     Beginning,
@@ -29,7 +29,7 @@ pub(super) enum Fault {
 #[derive(Debug)]
 pub(super) struct Forgetful {
     inner: Arc<dyn Machine>,
-    fault: Fault,
+    fault: RecordingFault,
     /// Of all machines that are recorded together.
     recording: Arc<AtomicBool>,
     tried: AtomicUsize,
@@ -38,17 +38,17 @@ pub(super) struct Forgetful {
 }
 
 impl Forgetful {
-    pub(super) fn new(inner: Arc<dyn Machine>, fault: Fault) -> Arc<Self> {
+    pub(super) fn new(inner: Arc<dyn Machine>, fault: RecordingFault) -> Arc<Self> {
         Self::one_of(inner, fault, Arc::default())
     }
 
     /// Machines that are recorded together.
-    pub(super) fn together(inner: Vec<Arc<dyn Machine>>, fault: Fault) -> Vec<Arc<Self>> {
+    pub(super) fn together(inner: Vec<Arc<dyn Machine>>, fault: RecordingFault) -> Vec<Arc<Self>> {
         let recording = Arc::new(AtomicBool::new(false));
         inner.into_iter().map(|inner| Self::one_of(inner, fault, recording.clone())).collect()
     }
 
-    fn one_of(inner: Arc<dyn Machine>, fault: Fault, recording: Arc<AtomicBool>) -> Arc<Self> {
+    fn one_of(inner: Arc<dyn Machine>, fault: RecordingFault, recording: Arc<AtomicBool>) -> Arc<Self> {
         let [tried, uploads, replays] = [0; 3].map(AtomicUsize::new);
         Arc::new(Self { inner, fault, recording, tried, uploads, replays })
     }
@@ -68,7 +68,7 @@ impl Forgetful {
         self.uploads.swap(0, Ordering::Relaxed)
     }
 
-    fn fails_at(&self, fault: Fault) -> Result<(), GpuError> {
+    fn fails_at(&self, fault: RecordingFault) -> Result<(), GpuError> {
         let failed = || GpuError::Failed { call: "recording a step", answer: "not here".into() };
         if self.fault == fault { Err(failed()) } else { Ok(()) }
     }
@@ -102,7 +102,7 @@ impl Machine for Forgetful {
     }
     fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), GpuError> {
         if self.recording.load(Ordering::Relaxed) {
-            return self.fails_at(Fault::Launching);
+            return self.fails_at(RecordingFault::Launching);
         }
         self.inner.launch(queue, launch, args)
     }
@@ -132,31 +132,35 @@ impl Machine for Forgetful {
     }
     fn record(&self) -> Result<bool, GpuError> {
         self.tried.fetch_add(1, Ordering::Relaxed);
-        if self.fault == Fault::Nowhere {
+        if self.fault == RecordingFault::Nowhere {
             return self.inner.record();
         }
-        self.fails_at(Fault::Beginning)?;
+        self.fails_at(RecordingFault::Beginning)?;
         self.recording.store(true, Ordering::Relaxed);
         Ok(true)
     }
     fn recorded(&self) -> Result<Recorded, GpuError> {
-        if self.fault == Fault::Nowhere {
+        if self.fault == RecordingFault::Nowhere {
             return self.inner.recorded();
         }
         assert!(self.recording.swap(false, Ordering::Relaxed), "what was not begun is ended");
-        self.fails_at(Fault::Ending).map(|()| Recorded(0))
+        self.fails_at(RecordingFault::Ending).map(|()| Recorded(0))
     }
     fn replay(&self, recorded: Recorded) -> Result<(), GpuError> {
         self.replays.fetch_add(1, Ordering::Relaxed);
-        if self.fault == Fault::Nowhere { self.inner.replay(recorded) } else { self.fails_at(Fault::Running) }
+        if self.fault == RecordingFault::Nowhere {
+            self.inner.replay(recorded)
+        } else {
+            self.fails_at(RecordingFault::Running)
+        }
     }
     fn forget(&self, recorded: Recorded) {
-        if self.fault == Fault::Nowhere {
+        if self.fault == RecordingFault::Nowhere {
             self.inner.forget(recorded);
         }
     }
     fn forget_recorded(&self) {
-        if self.fault == Fault::Nowhere {
+        if self.fault == RecordingFault::Nowhere {
             self.inner.forget_recorded();
         }
     }
@@ -186,7 +190,9 @@ fn a_gpu_that_cannot_record_computes_and_is_asked_once() {
     for inner in machines() {
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
         let wanted = logits(inner.clone(), &source);
-        for fault in [Fault::Beginning, Fault::Launching, Fault::Ending, Fault::Running] {
+        for fault in
+            [RecordingFault::Beginning, RecordingFault::Launching, RecordingFault::Ending, RecordingFault::Running]
+        {
             let machine = Forgetful::new(inner.clone(), fault);
             assert_eq!(logits(machine.clone(), &source), wanted, "{fault:?}");
             assert_eq!(machine.tried(), 1, "{fault:?}");

@@ -1,7 +1,7 @@
 //! Attention of single rows whose tokens are cut over blocks, the last of which merges: against sums in double precision, to
 //! 3e-5 of the largest value, whatever the parts; run twice on the same memory, as a recorded step is; rounded as rows are.
 
-use super::{Draw, machines, poisoned, read, with};
+use super::{Lcg, machines, poisoned, read, with};
 use crate::{
     cuda::{
         machine::{Arg, GpuMemory, Launch, Machine, Queue},
@@ -76,7 +76,7 @@ impl Case {
 }
 
 /// A case's memory on a machine.
-struct Laid {
+struct CaseMemory {
     machine: Arc<dyn Machine>,
     q: GpuMemory,
     pool: GpuMemory,
@@ -87,7 +87,7 @@ struct Laid {
     stride: usize,
 }
 
-impl Laid {
+impl CaseMemory {
     /// Of rows of three sequences, which have the same pages where the pool has no more.
     fn new(machine: &Arc<dyn Machine>, case: &Case, q: &[f32], pool: &[f32]) -> Self {
         let words = |words: &[u32]| GpuMemory::of(machine, bytemuck::cast_slice(words)).unwrap();
@@ -162,7 +162,7 @@ impl Laid {
 }
 
 /// What is attended with these parts, in single precision.
-fn attended(laid: &Laid, case: &Case, parts: usize) -> Vec<f32> {
+fn attended(laid: &CaseMemory, case: &Case, parts: usize) -> Vec<f32> {
     let (count, between) = (POSITIONS.len() * case.heads() * case.dim, laid.between(case, parts));
     let runs = [0, 1, 2].map(|_| {
         let out = poisoned(&laid.machine, count);
@@ -179,10 +179,10 @@ fn attended(laid: &Laid, case: &Case, parts: usize) -> Vec<f32> {
 }
 
 fn check(machine: &Arc<dyn Machine>, case: &Case) {
-    let (mut draw, row) = (Draw(5), case.heads() * case.dim);
+    let (mut draw, row) = (Lcg(5), case.heads() * case.dim);
     let q = draw.numbers(POSITIONS.len() * row);
     let pool = draw.numbers(case.pages() * PAGE_NUMBERS);
-    let laid = Laid::new(machine, case, &q, &pool);
+    let laid = CaseMemory::new(machine, case, &q, &pool);
     for parts in [1, 2, 5, 64] {
         let out = attended(&laid, case, parts);
         assert!(out[row..2 * row].iter().all(|x| x.is_nan()), "a row that nobody asked for was written");
@@ -224,9 +224,9 @@ fn rows_are_mixed_already_rounded() {
         // A scale for 256 numbers, whose heads share a block, and for 32.
         for (dim, group, kind, block) in [(128, 4, 4u32, 256), (64, 12, 4, 256), (128, 1, 3, 32), (16, 2, 3, 32)] {
             let case = Case { dim, group, window: 0, cap: 0.0, sinks: false };
-            let (mut draw, numbers) = (Draw(6), POSITIONS.len() * case.heads() * dim);
+            let (mut draw, numbers) = (Lcg(6), POSITIONS.len() * case.heads() * dim);
             let q = draw.numbers(numbers);
-            let laid = Laid::new(&machine, &case, &q, &draw.numbers(case.pages() * PAGE_NUMBERS));
+            let laid = CaseMemory::new(&machine, &case, &q, &draw.numbers(case.pages() * PAGE_NUMBERS));
             for parts in [1, 2, 64] {
                 let between = laid.between(&case, parts);
                 let [plain, rounded, wanted] =
@@ -248,10 +248,10 @@ fn rows_are_mixed_already_rounded() {
 
 /// What attention mixes of rows that are turned before, or by it, and the pages afterwards.
 fn turned(machine: &Arc<dyn Machine>, case: &Case, parts: usize, norms: bool, at_once: bool) -> [Vec<u32>; 2] {
-    let (mut draw, dim) = (Draw(7), case.dim);
+    let (mut draw, dim) = (Lcg(7), case.dim);
     let q = draw.numbers(POSITIONS.len() * (case.heads() + 2 * KV_HEADS) * dim);
     let pool = draw.numbers(3 * case.pages() * PAGE_NUMBERS);
-    let laid = Laid::new(machine, case, &q, &pool);
+    let laid = CaseMemory::new(machine, case, &q, &pool);
     let half = if norms { dim / 4 } else { dim / 2 };
     let [frequencies, query, key] = [half, dim, dim].map(|count| with(machine, &draw.numbers(count)));
     let norm = |weights: &GpuMemory| if norms { Arg::from(weights) } else { Arg::Wide(0) };

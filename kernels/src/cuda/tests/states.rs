@@ -3,7 +3,7 @@
 //! models are beside the processor's: logits within 2 %, equal tokens.
 
 use super::{
-    Draw,
+    Lcg,
     attention::{apart, both},
     machines,
     models::{OTHER, REQUEST, greedy, prompt, source},
@@ -34,9 +34,9 @@ const EPS: f32 = 1e-6;
 const PAGE_NUMBERS: usize = PAGE_BYTES / 4;
 
 /// Rows of a sequence that are computed together: which, from which token on, how many.
-type Run = (usize, usize, usize);
+type SequenceRun = (usize, usize, usize);
 /// What the token of a sequence got.
-type Said = BTreeMap<(usize, usize), Vec<f32>>;
+type TokenOutputs = BTreeMap<(usize, usize), Vec<f32>>;
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -58,21 +58,21 @@ impl Case {
     /// What matrices made of a token, the same in any batch.
     fn input(&self, sequence: usize, token: usize) -> Vec<f32> {
         let seed = (sequence * TOKENS + token + 1) as u64;
-        Draw(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)).numbers(self.shape().stride)
+        Lcg(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)).numbers(self.shape().stride)
     }
 }
 
 /// Weights of a layer, by their names in `DeltaOutline`.
-struct Weights {
+struct LayerWeights {
     convolution: Vec<f32>,
     rates: Vec<f32>,
     biases: Vec<f32>,
     norm: Vec<f32>,
 }
 
-impl Weights {
+impl LayerWeights {
     fn draw(case: &Case) -> Self {
-        let (mut draw, shape) = (Draw(5), case.shape());
+        let (mut draw, shape) = (Lcg(5), case.shape());
         let rates = draw.numbers(shape.heads());
         Self {
             convolution: draw.numbers(shape.channels() * case.sizes.kernel),
@@ -84,9 +84,9 @@ impl Weights {
 }
 
 /// A sequence in double precision: its inputs so far, and each head's matrix.
-struct Plain<'a> {
+struct PlainDelta<'a> {
     case: &'a Case,
-    weights: &'a Weights,
+    weights: &'a LayerWeights,
     seen: Vec<Vec<f32>>,
     matrices: Vec<Vec<f64>>,
 }
@@ -101,8 +101,8 @@ fn of_length_one(x: &[f64], more: f64) -> Vec<f64> {
     x.iter().map(|x| x / length / more).collect()
 }
 
-impl<'a> Plain<'a> {
-    fn new(case: &'a Case, weights: &'a Weights) -> Self {
+impl<'a> PlainDelta<'a> {
+    fn new(case: &'a Case, weights: &'a LayerWeights) -> Self {
         let matrix = vec![0.0; case.sizes.key_dim * case.sizes.value_dim];
         Self { case, weights, seen: Vec::new(), matrices: vec![matrix; case.shape().heads()] }
     }
@@ -165,7 +165,7 @@ impl<'a> Plain<'a> {
 }
 
 /// A layer on a machine, and pages of three sequences in which nothing is a number.
-struct Laid<'a> {
+struct LayerMemory<'a> {
     machine: Arc<dyn Machine>,
     case: &'a Case,
     weights: [GpuMemory; 3],
@@ -173,8 +173,8 @@ struct Laid<'a> {
     pool: GpuMemory,
 }
 
-impl<'a> Laid<'a> {
-    fn new(machine: &Arc<dyn Machine>, case: &'a Case, weights: &Weights) -> Self {
+impl<'a> LayerMemory<'a> {
+    fn new(machine: &Arc<dyn Machine>, case: &'a Case, weights: &LayerWeights) -> Self {
         let weights_at = [&weights.convolution, &weights.rates, &weights.biases].map(|numbers| with(machine, numbers));
         let pool = poisoned(machine, SEQUENCES * case.states().pages() * PAGE_NUMBERS);
         Self { machine: machine.clone(), case, weights: weights_at, norm: with(machine, &weights.norm), pool }
@@ -187,7 +187,7 @@ impl<'a> Laid<'a> {
     }
 
     /// Computes a batch.
-    fn step(&self, runs: &[Run], said: &mut Said) {
+    fn step(&self, runs: &[SequenceRun], said: &mut TokenOutputs) {
         let (shape, machine) = (self.case.shape(), &self.machine);
         let words = |words: Vec<u32>| GpuMemory::of(machine, bytemuck::cast_slice(&words)).unwrap();
         let tokens: Vec<(usize, usize)> = runs
@@ -196,7 +196,7 @@ impl<'a> Laid<'a> {
             .collect();
         let rows = tokens.len();
         let x: Vec<f32> = tokens.iter().flat_map(|(sequence, token)| self.case.input(*sequence, *token)).collect();
-        let owner = |(i, run): (usize, &Run)| vec![i as u32; run.2];
+        let owner = |(i, run): (usize, &SequenceRun)| vec![i as u32; run.2];
         let mut firsts = vec![0];
         runs.iter().for_each(|run| firsts.push(firsts[firsts.len() - 1] + run.2 as u32));
         let [x, positions, sequences, firsts, table] = [
@@ -262,7 +262,7 @@ const CASES: [Case; 4] = [
 ];
 
 /// Sequences at once, by themselves, row by row, and cut in other places beside others.
-fn batches() -> [Vec<Vec<Run>>; 3] {
+fn batches() -> [Vec<Vec<SequenceRun>>; 3] {
     let all = |len: usize| (0..TOKENS).step_by(len).map(move |start| (start, len.min(TOKENS - start)));
     let alone = |len: usize| (0..SEQUENCES).flat_map(move |s| all(len).map(move |(start, len)| vec![(s, start, len)]));
     let mixed = vec![
@@ -279,9 +279,9 @@ fn batches() -> [Vec<Vec<Run>>; 3] {
 fn states_are_changed_row_by_row_however_rows_are_cut() {
     for machine in machines() {
         for case in &CASES {
-            let weights = Weights::draw(case);
+            let weights = LayerWeights::draw(case);
             let mut all = batches().into_iter().map(|batches| {
-                let (laid, mut said) = (Laid::new(&machine, case, &weights), Said::new());
+                let (laid, mut said) = (LayerMemory::new(&machine, case, &weights), TokenOutputs::new());
                 batches.iter().for_each(|runs| laid.step(runs, &mut said));
                 let pool = laid.all();
                 (laid, said, pool)
@@ -289,7 +289,7 @@ fn states_are_changed_row_by_row_however_rows_are_cut() {
             let (laid, said, pool) = all.next().unwrap();
             assert_eq!(said.len(), SEQUENCES * TOKENS);
             for sequence in 0..SEQUENCES {
-                let mut plain = Plain::new(case, &weights);
+                let mut plain = PlainDelta::new(case, &weights);
                 for token in 0..TOKENS {
                     let wanted = plain.next(&case.input(sequence, token));
                     near(&format!("{case:?}, token {token}"), &said[&(sequence, token)], &wanted);
@@ -315,7 +315,7 @@ fn states_are_changed_row_by_row_however_rows_are_cut() {
 fn gates_are_opened_wherever_they_lie() {
     for machine in machines() {
         for (rows, width, from, stride) in [(1, 64, 8, 136), (3, 24, 3, 61), (2, 2056, 1, 2060)] {
-            let mut draw = Draw(8);
+            let mut draw = Lcg(8);
             let (mixed, x) = (draw.numbers(rows * width), draw.numbers(rows * stride));
             let (mixed_at, x_at) = (with(&machine, &mixed), with(&machine, &x));
             let out = poisoned(&machine, rows * width);

@@ -3,7 +3,7 @@
 use super::{
     attention::{Shape, apart, both},
     machines,
-    recording::{Fault, Forgetful},
+    recording::{Forgetful, RecordingFault},
 };
 use crate::{
     cuda::machine::Machine,
@@ -126,7 +126,7 @@ fn tables_are_copied_to_a_gpu_when_they_changed() {
     let folder = tempfile::tempdir().unwrap();
     let source = source(folder.path());
     for inner in machines() {
-        let forgetful = Forgetful::new(inner, Fault::Beginning);
+        let forgetful = Forgetful::new(inner, RecordingFault::Beginning);
         let machine: Arc<dyn Machine> = forgetful.clone();
         let [_, (engine, stage)] = both(&machine, &source, KvDtype::F32);
         let mut scenario = Scenario { engine, stage, times: 1, rows: Vec::new() };

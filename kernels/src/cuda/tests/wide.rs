@@ -1,7 +1,7 @@
 //! Heads that lie in several heads of a page, or have heads of none beside them: turned, normed and stored, then attended,
 //! against sums in double precision, to 1e-5 and to 3e-5 of the largest value. What belongs to a head and is not needed is zeros.
 
-use super::{Draw, machines, poisoned, read, with};
+use super::{Lcg, machines, poisoned, read, with};
 use crate::{
     cuda::machine::{Arg, GpuMemory, Launch, Machine, Queue},
     pages::PAGE_BYTES,
@@ -237,7 +237,7 @@ fn wide_heads_are_stored_and_attended() {
     ];
     for machine in machines() {
         for case in &cases {
-            let mut draw = Draw(31);
+            let mut draw = Lcg(31);
             let x = draw.numbers(ROWS * case.stride());
             // Some pairs of channels stay as they are.
             let mut frequencies = draw.numbers(case.dim / 2);

@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(super) const TOGETHER: usize = 16;
 
 /// How a block lies: `Blocks` of `device/forms.cuh`.
-struct Layout {
+struct BlockLayout {
     /// Bytes of the file's block that lie apart, at its start or its end: its scale, or none.
     scale: Range<usize>,
     /// Bytes of a first piece of another size.
@@ -18,7 +18,7 @@ struct Layout {
     piece: usize,
 }
 
-impl Layout {
+impl BlockLayout {
     fn of(form: Form) -> Self {
         let (scale, head, piece) = match form {
             Form::Q4K => (0..0, 16, 32),
@@ -59,7 +59,7 @@ fn put_pieces<const SIZE: usize>(pieces: &[u8], row: usize, rows: usize, to: &mu
 /// the same columns.
 pub(super) fn lay_out(matrices: &[Blocks<'_>], form: Form, together: usize, send: Send<'_>) -> Result<(), GpuError> {
     let Some(first) = matrices.first() else { return Ok(()) };
-    let layout = Layout::of(form);
+    let layout = BlockLayout::of(form);
     let (of_row, scales_of_row) = form.planes(first.cols());
     let (of_block, scale_size) = form.planes(first.kind().numbers());
     let mut lines = matrices.iter().flat_map(|blocks| (0..blocks.rows()).map(move |row| (blocks, row)));
@@ -95,7 +95,7 @@ pub(super) fn lay_out(matrices: &[Blocks<'_>], form: Form, together: usize, send
 
 #[cfg(test)]
 mod tests {
-    use super::{Form, Layout, TOGETHER, lay_out};
+    use super::{BlockLayout, Form, TOGETHER, lay_out};
     use crate::quant::{Blocks, QuantType};
 
     const FORMS: [(Form, QuantType); 5] = [
@@ -128,7 +128,7 @@ mod tests {
     fn every_byte_of_a_block_lies_where_kernels_look_for_it() {
         let (rows, blocks) = (37, 3);
         for (form, kind) in FORMS {
-            let (file, layout) = (bytes(rows * blocks * kind.bytes()), Layout::of(form));
+            let (file, layout) = (bytes(rows * blocks * kind.bytes()), BlockLayout::of(form));
             let found = laid_out(&[Blocks::new(&file, kind, rows, blocks * kind.numbers())], form, TOGETHER);
             let size = form.planes(kind.numbers()).0;
             assert_eq!(found.len(), form.bytes(rows * blocks * kind.numbers()));
@@ -171,7 +171,7 @@ mod tests {
         for (form, kind) in FORMS {
             let file = bytes(6 * kind.bytes());
             let found = laid_out(&[Blocks::new(&file, kind, 3, 2 * kind.numbers())], form, 1);
-            let layout = Layout::of(form);
+            let layout = BlockLayout::of(form);
             let quants: Vec<u8> =
                 file.chunks_exact(kind.bytes()).flat_map(|block| layout.quants(block).to_vec()).collect();
             assert_eq!(found[..quants.len()], quants);

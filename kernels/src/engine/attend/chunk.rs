@@ -1,7 +1,7 @@
 //! Attention of many rows of a prompt to one head of keys and values: both are widened once, keys laid side by side, and met
 //! by tiles of rows. Every row's sums are those of [`super::mix`], in the same order.
 
-use super::{AttendFrom, AttentionParams, Rows};
+use super::{AttendFrom, AttentionParams, QueryRows};
 use crate::{
     cpu::{Cpu, KEYS},
     pages::{PagePool, SequenceKv, Side},
@@ -41,7 +41,7 @@ pub(super) fn attend(
     kv: &SequenceKv,
     pool: &PagePool,
     at: AttendFrom<'_>,
-    rows: Rows<'_>,
+    rows: QueryRows<'_>,
     look: AttentionParams,
 ) {
     SCRATCH.with_borrow_mut(|s| {
@@ -96,7 +96,7 @@ fn tile(
     dim: usize,
     at: AttendFrom<'_>,
     tile: Range<usize>,
-    rows: Rows<'_>,
+    rows: QueryRows<'_>,
     look: AttentionParams,
     from: usize,
     s: &mut ChunkScratch,
@@ -250,7 +250,7 @@ mod tests {
         let at = |start| AttendFrom { layer: 0, head: parts, start, window: look.window, sinks };
         let mut chunk = vec![0.0; q.len()];
         let out = Outputs::new(&mut chunk, len, KV_HEADS * part);
-        let rows = Rows { q: &q, out: &out, first: 0, len, kv_heads: KV_HEADS, head: 1, group };
+        let rows = QueryRows { q: &q, out: &out, first: 0, len, kv_heads: KV_HEADS, head: 1, group };
         attend(cpu, &kv, &pool, at(start), rows, look);
         let mut single = vec![0.0; q.len()];
         for row in 0..len {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// What is written, under the names that its family reads.
 #[derive(Serialize)]
 pub(super) struct Gemma4Keys {
-    per_layer_config: BTreeMap<usize, Heads>,
+    per_layer_config: BTreeMap<usize, GlobalHeads>,
     attention_k_eq_v: bool,
     hidden_size_per_layer_input: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,7 +26,7 @@ pub(super) struct Gemma4Keys {
 
 /// Heads of a layer without a window.
 #[derive(Serialize)]
-struct Heads {
+struct GlobalHeads {
     head_dim: u32,
     num_key_value_heads: u32,
 }
@@ -117,7 +117,7 @@ pub(super) fn keys(
     let last = types.len().saturating_sub(1);
     let inputs = said.count(INPUTS)?.unwrap_or(0);
     let full = || types.iter().enumerate().filter(|(_, kind)| **kind == FULL).map(|(layer, _)| layer);
-    let of = |layer| Ok((layer, Heads { head_dim: wide, num_key_value_heads: heads(said, layer, usual)? }));
+    let of = |layer| Ok((layer, GlobalHeads { head_dim: wide, num_key_value_heads: heads(said, layer, usual)? }));
     let turn = |theta| RopeParameters { rope_type: "default", rope_theta: theta };
     let theta = said.real("rope.freq_base")?.unwrap_or(1_000_000.0);
     let local = said.real("rope.freq_base_swa")?.unwrap_or(10_000.0);

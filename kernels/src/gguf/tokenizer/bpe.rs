@@ -2,8 +2,8 @@
 
 use super::{
     super::{GgufError, Metadata, MetadataValue, at_most},
-    json::{BpeModel, Decoder, Ids, Normalizer, Pattern, PreTokenizer, TokenizerParts},
     split::Split,
+    tokenizer_json::{BpeModel, Decoder, Ids, Normalizer, Pattern, PreTokenizer, TokenizerParts},
     vocabulary::Vocabulary,
 };
 use std::collections::HashSet;

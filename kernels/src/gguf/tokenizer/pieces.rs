@@ -3,9 +3,9 @@
 use super::{
     super::{GgufError, Metadata, at_most},
     bpe::{self, MERGES},
-    json::{BpeModel, Decoder, Ids, Normalizer, Pattern, TokenizerParts},
     special::Special,
-    vocabulary::{self, Kind, Vocabulary},
+    tokenizer_json::{BpeModel, Decoder, Ids, Normalizer, Pattern, TokenizerParts},
+    vocabulary::{self, TokenType, Vocabulary},
 };
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -63,7 +63,7 @@ fn decoder(prefix: bool) -> Decoder {
 /// Every way to make a token out of two others, the best token first; of two ways the one with the longer left part,
 /// as Hugging Face's converter has it.
 fn merges<'v>(vocabulary: &'v Vocabulary<'v>) -> Result<Vec<(&'v str, &'v str)>, GgufError> {
-    let normal = || vocabulary.iter().enumerate().filter(|(_, (_, kind))| *kind == Kind::Normal);
+    let normal = || vocabulary.iter().enumerate().filter(|(_, (_, kind))| *kind == TokenType::Normal);
     let ids: HashMap<&str, usize> = normal().map(|(id, (text, _))| (text, id)).collect();
     let (mut found, mut bytes) = (Vec::new(), 0);
     for (id, (text, _)) in normal() {

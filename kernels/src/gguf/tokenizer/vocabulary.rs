@@ -22,7 +22,7 @@ pub(in super::super) enum TokenizerModel {
 
 /// What a token is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Kind {
+pub(in super::super) enum TokenType {
     /// Text.
     Normal,
     /// Stands for what has no token.
@@ -41,7 +41,7 @@ pub(in super::super) enum Kind {
 pub(in super::super) struct Vocabulary<'a> {
     pub model: TokenizerModel,
     texts: Vec<Cow<'a, str>>,
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenType>,
     scores: Vec<f64>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// Text and kind of every token by id.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, Kind)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, TokenType)> {
         self.texts.iter().map(AsRef::as_ref).zip(self.kinds.iter().copied())
     }
 
@@ -109,14 +109,15 @@ impl<'a> Vocabulary<'a> {
 
     /// Makes a token one that stands for itself wherever it is written.
     pub(super) fn set_control(&mut self, id: u32) {
-        if let Some(kind) = self.kinds.get_mut(id as usize).filter(|kind| **kind == Kind::Normal) {
-            *kind = Kind::Control;
+        if let Some(kind) = self.kinds.get_mut(id as usize).filter(|kind| **kind == TokenType::Normal) {
+            *kind = TokenType::Control;
         }
     }
 
     /// Tokens that end an answer by their text.
     pub(super) fn ends(&self) -> impl Iterator<Item = u32> {
-        let is_end = |(text, kind): (&str, Kind)| ENDS.contains(&text) || text == "</s>" && kind == Kind::Control;
+        let is_end =
+            |(text, kind): (&str, TokenType)| ENDS.contains(&text) || text == "</s>" && kind == TokenType::Control;
         (0..).zip(self.iter()).filter(move |(_, token)| is_end(*token)).map(|(id, _)| id)
     }
 
@@ -159,17 +160,17 @@ fn for_each<'a>(metadata: &Metadata<'a>, key: &str, tokens: usize) -> Result<Opt
     }
 }
 
-fn kinds(metadata: &Metadata<'_>, tokens: usize) -> Result<Vec<Kind>, GgufError> {
+fn kinds(metadata: &Metadata<'_>, tokens: usize) -> Result<Vec<TokenType>, GgufError> {
     let Some(list) = for_each(metadata, "tokenizer.ggml.token_type", tokens)? else {
-        return Ok(vec![Kind::Normal; tokens]);
+        return Ok(vec![TokenType::Normal; tokens]);
     };
     let kind = |value| match value {
-        MetadataValue::Integer(2) => Kind::Unknown,
-        MetadataValue::Integer(3) => Kind::Control,
-        MetadataValue::Integer(4) => Kind::UserDefined,
-        MetadataValue::Integer(5) => Kind::Unused,
-        MetadataValue::Integer(6) => Kind::Byte,
-        _ => Kind::Normal,
+        MetadataValue::Integer(2) => TokenType::Unknown,
+        MetadataValue::Integer(3) => TokenType::Control,
+        MetadataValue::Integer(4) => TokenType::UserDefined,
+        MetadataValue::Integer(5) => TokenType::Unused,
+        MetadataValue::Integer(6) => TokenType::Byte,
+        _ => TokenType::Normal,
     };
     Ok(list.iter().take(tokens).map(kind).collect())
 }

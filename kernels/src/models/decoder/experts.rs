@@ -7,8 +7,8 @@
 mod stacked;
 
 use super::{
-    Scratch, Step,
-    parts::{Gated, Part},
+    LayerStep, Scratch,
+    parts::{GatedMlp, Part},
 };
 use crate::{
     config::{Clamped, Mixture},
@@ -26,7 +26,7 @@ use stacked::{Stack, inputs};
 
 /// What stands behind a layer's second norm.
 pub(in crate::models) enum Mlp {
-    Gated(Gated),
+    Gated(GatedMlp),
     Experts(Box<MoeBlock>),
 }
 
@@ -35,11 +35,11 @@ impl Mlp {
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
         Ok(match part.mixture() {
             Some(mixture) => Self::Experts(Box::new(MoeBlock::load(part, mixture)?)),
-            None => Self::Gated(Gated::load(part)?),
+            None => Self::Gated(GatedMlp::load(part)?),
         })
     }
 
-    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+    pub(in crate::models) fn forward(&self, step: &LayerStep<'_, '_>, s: &mut Scratch) {
         match self {
             Self::Gated(gated) => gated.forward(step, s),
             Self::Experts(experts) => experts.forward(step, s),
@@ -54,8 +54,8 @@ impl Mlp {
     }
 }
 
-impl From<Gated> for Mlp {
-    fn from(gated: Gated) -> Self {
+impl From<GatedMlp> for Mlp {
+    fn from(gated: GatedMlp) -> Self {
         Self::Gated(gated)
     }
 }
@@ -95,7 +95,7 @@ struct Expert {
 
 /// The one that all rows pass, and how much of it they get.
 struct SharedExpert {
-    mlp: Gated,
+    mlp: GatedMlp,
     gate: Option<Weight>,
 }
 
@@ -216,7 +216,7 @@ impl MoeBlock {
     }
 
     /// Some rows at a time, as MLPs have them.
-    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+    pub(in crate::models) fn forward(&self, step: &LayerStep<'_, '_>, s: &mut Scratch) {
         let (rows, width) = (step.rows, self.hidden.mine.len());
         let inputs = s.normed.len() / rows.max(1);
         let Scratch { normed, routed, out, gate, up, work, .. } = s;
@@ -279,7 +279,7 @@ impl MoeBlock {
     /// What experts make of their rows, added up: whole experts are shared out among threads where they are many with few rows.
     fn mix(
         &self,
-        step: &Step<'_, '_>,
+        step: &LayerStep<'_, '_>,
         (inputs, x): (usize, &[f32]),
         out: &mut [f32],
         (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut MoeScratch),
@@ -426,9 +426,9 @@ impl SharedExpert {
         // DeepSeek's and GLM's counts for all rows in full, and may be several in one.
         let whole = "mlp.shared_experts";
         if part.has(&format!("{whole}.down_proj.weight")) {
-            return Ok(Self { mlp: Gated::load_at(part, whole, width)?, gate: None });
+            return Ok(Self { mlp: GatedMlp::load_at(part, whole, width)?, gate: None });
         }
-        let mlp = Gated::load_at(part, "mlp.shared_expert", width)?;
+        let mlp = GatedMlp::load_at(part, "mlp.shared_expert", width)?;
         Ok(Self { mlp, gate: Some(part.exact_row("mlp.shared_expert_gate.weight", part.hidden())?) })
     }
 
@@ -439,7 +439,7 @@ impl SharedExpert {
     /// Adds what it makes of the rows, as much of it as its own gate says.
     fn add(
         &self,
-        step: &Step<'_, '_>,
+        step: &LayerStep<'_, '_>,
         x: &[f32],
         out: &mut [f32],
         (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut MoeScratch),

@@ -20,7 +20,7 @@ use crate::{
 };
 pub(in crate::models) use attention::Attention;
 pub(in crate::models) use gated_delta::{DeltaScratch, GatedDelta};
-pub(in crate::models) use gated_mlp::Gated;
+pub(in crate::models) use gated_mlp::GatedMlp;
 pub(in crate::models) use layer_inputs::{GatedInput, InputTable};
 pub(in crate::models) use shared_attention::SharedAttention;
 use std::cell::{Cell, RefCell};

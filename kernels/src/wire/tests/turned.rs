@@ -1,6 +1,9 @@
 //! Keys that turn.
 
-use super::*;
+use super::{
+    super::key_rotation::{turn_back, turn_on},
+    *,
+};
 use crate::rope::{Rope, RopePairs, RopeScaling};
 
 /// Of keys whose first `dim` channels turn, or none if those make no pairs.
@@ -72,17 +75,37 @@ fn keys_that_turn_lose_as_little_as_if_they_did_not() {
 fn what_turns_back_is_what_was_turned_on_and_the_rest_stays() {
     for pairs in [false, true] {
         let turn = turn(8, pairs).unwrap();
-        let form = Form { bits: CodeBits::Four, side: Side::Keys, tokens: 20, dim: 12 };
         let keys: Vec<f32> = (0..20 * 12).map(|i| i as f32 / 16.0).collect();
         let (mut placed, mut back) = (vec![0; 20 * 48], vec![0; 20 * 48]);
         turn_on(&turn, 12, 0, bytemuck::cast_slice(&keys), Dtype::F32, &mut placed);
-        let mut slots = [[].as_slice(); BLOCK];
-        let rows = Rows::of(&placed, form, Dtype::F32, &mut slots);
-        turn_back(&turn, form, rows, &mut back, &mut [0.0; 12], &mut [0.0; 12]);
+        for (t, (placed, back)) in placed.chunks(48).zip(back.chunks_mut(48)).enumerate() {
+            turn_back(&turn, t, (placed, Dtype::F32), back);
+        }
         for (i, key) in keys.iter().enumerate() {
             let [on, off] = [&placed, &back].map(|bytes| Dtype::F32.get(bytes, i));
             assert!((off - key).abs() < 1e-5, "{off} was {key}");
             assert!(i % 12 < 8 || on == *key, "channel {} does not turn", i % 12);
+        }
+    }
+}
+
+/// The largest step of a block is known only when all channels have been seen: those far below it are packed once more.
+#[test]
+fn channels_far_below_the_largest_are_packed_as_the_definition_packs_them() {
+    for (tokens, dim, neighbours) in [(64, 64, false), (65, 128, true), (130, 96, false), (17, 32, true)] {
+        let mut scenario = Scenario::new(tokens, 2, dim, KvDtype::F32);
+        // Of pairs, which share their numbers; the last channels do not turn where there are more than 64.
+        scenario.turn = turn(dim.min(64), neighbours);
+        let mut next = noise(3);
+        scenario.fill(|_, _, _, c| match c / 2 % 16 {
+            0 => 0.0,
+            n => next() * (-2.0 * n as f32).exp2(),
+        });
+        for codec in PACKED {
+            let payload = scenario.export(Simd::Plain, codec);
+            for simd in fast() {
+                assert!(scenario.export(simd, codec) == payload, "{simd:?} {codec:?} {dim}");
+            }
         }
     }
 }

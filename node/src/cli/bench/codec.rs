@@ -3,7 +3,7 @@
 use super::{loaded, open};
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, json,
         output::print_json,
         verb,
@@ -21,7 +21,7 @@ use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, StageKey, Threads},
     eval::{LayerError, PROMPTS, PrefixQuality, SideError, Subject, TEXT, as_reference, reference_bits, rouge_l},
     source::ModelSource,
-    speed::Step,
+    speed::StepShape,
     wire::{
         codec_speed::{CodecLoad, measure},
         tile_bytes,
@@ -42,8 +42,12 @@ const ROUNDS_PLAIN: usize = 3;
 /// Prefixes handed over once before the rest is predicted (tokens).
 const PREFIXES: [usize; 4] = [100, 256, 512, 896];
 /// What quality is measured of: codecs, and a layout that four bits are compared with.
-const WAYS: [Way; 4] =
-    [Way::Codec(KvCodec::Int3), Way::Codec(KvCodec::Int4), Way::Reference, Way::Codec(KvCodec::Int8)];
+const WAYS: [KvPacking; 4] = [
+    KvPacking::Codec(KvCodec::Int3),
+    KvPacking::Codec(KvCodec::Int4),
+    KvPacking::Reference,
+    KvPacking::Codec(KvCodec::Int8),
+];
 /// Tokens of a window, with the first one that is no text.
 const WINDOW: usize = 1024;
 /// Prefixes of held-out text that are continued, and tokens of a continuation.
@@ -98,13 +102,13 @@ struct CodecSpeed {
 
 /// How prompts' KV is packed.
 #[derive(Clone, Copy)]
-enum Way {
+enum KvPacking {
     Codec(KvCodec),
     /// Groups of 32 with 16 bits for each minimum and step, after KIVI.
     Reference,
 }
 
-impl Way {
+impl KvPacking {
     fn name(self) -> &'static str {
         match self {
             Self::Codec(codec) => name(codec),
@@ -201,7 +205,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Exit {
-    Exit::new(Kind::Model, error.to_string())
+    Exit::new(ExitKind::Model, error.to_string())
 }
 
 fn speed(simd: Simd, codec: KvCodec, load: CodecLoad) -> Result<CodecSpeed, Exit> {
@@ -260,7 +264,7 @@ impl Bench {
     fn open(matches: &ArgMatches, watch: bool) -> Result<Self, Exit> {
         let source = open(matches)?;
         let text = match matches.get_one::<PathBuf>("text") {
-            Some(path) => std::fs::read_to_string(path).map_err(|e| Exit::file(Kind::Usage, path, &e))?,
+            Some(path) => std::fs::read_to_string(path).map_err(|e| Exit::file(ExitKind::Usage, path, &e))?,
             None => TEXT.to_owned(),
         };
         let reader = text_model(&source).map_err(|e| failed(&e))?;
@@ -279,7 +283,7 @@ impl Bench {
         }
         let threads = Threads::together(std::thread::available_parallelism().map_or(1, usize::from));
         // Continuations run side by side.
-        let room = Step { batch: held_out[0].len() as u32 + 2, context: 0, new: (HELD_OUT + ANSWER) as u32 };
+        let room = StepShape { batch: held_out[0].len() as u32 + 2, context: 0, new: (HELD_OUT + ANSWER) as u32 };
         let kv = room.kv_bytes(&source, KvDtype::F16) * 2 + (64 << 20);
         let (model, _) = loaded(&source, threads, kv, watch)?;
         let pool_bytes = usize::try_from(kv).map_err(|e| failed(&e))?;
@@ -289,13 +293,13 @@ impl Bench {
         Ok(Self { source, engine, stage, windows, prompts, held_out, answers: Vec::new() })
     }
 
-    fn quality(&mut self, way: Way) -> Result<Quality, EngineError> {
+    fn quality(&mut self, way: KvPacking) -> Result<Quality, EngineError> {
         let (stage, shape) = (self.stage, self.source.card().shape);
         let dim = shape.head_dim as usize;
         let mut subject = Subject { engine: &mut self.engine, stage, vocab: shape.vocab as usize };
         let mut packed = |engine: &mut Engine, request: RequestId, tokens: u32| match way {
-            Way::Codec(codec) => engine.fake_quantise(stage, request, 0..tokens, codec),
-            Way::Reference => as_reference(engine, stage, request, tokens, dim),
+            KvPacking::Codec(codec) => engine.fake_quantise(stage, request, 0..tokens, codec),
+            KvPacking::Reference => as_reference(engine, stage, request, tokens, dim),
         };
         let mut by_prefix = Vec::new();
         for prefix in PREFIXES {

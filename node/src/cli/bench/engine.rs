@@ -6,7 +6,7 @@ mod gpu;
 use super::{loaded, open};
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, json,
         output::print_json,
         verb, whole,
@@ -23,7 +23,7 @@ use tsnode_kernels::{
     load::LoadReport,
     probe::{Limiter, ProcessorLimits},
     source::ModelSource,
-    speed::{MeasuredStep, Step, measure},
+    speed::{MeasuredStep, StepShape, measure},
 };
 use tsnode_protocol::KvDtype;
 
@@ -85,11 +85,11 @@ struct Report {
     quantised_bytes: u64,
     packed_bytes: u64,
     packing_s: f64,
-    steps: Vec<Line>,
+    steps: Vec<StepLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct StepLine {
     phase: &'static str,
     batch: u32,
     context: u32,
@@ -145,7 +145,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
         let before = limiter.read();
         let measured = measure(&mut engine, stage, &source, KV, step, EACH).map_err(|e| failed(&e))?;
         limits.read.0 = before.0.max(limiter.read().0);
-        let line = Line::new(step, measured, limits);
+        let line = StepLine::new(step, measured, limits);
         if watch {
             bar.suspend(|| line.print());
         }
@@ -163,24 +163,24 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Exit {
-    Exit::new(Kind::Other, error.to_string())
+    Exit::new(ExitKind::Other, error.to_string())
 }
 
 /// Steps that are measured where none are asked for.
-fn usual() -> Vec<Step> {
-    let prompts = PROMPTS.map(|new| Step { batch: 1, context: 0, new });
-    let chunks = CHUNKS.map(|(context, new)| Step { batch: 1, context, new });
-    let answers = ANSWERS.map(|(batch, context)| Step { batch, context, new: 1 });
+fn usual() -> Vec<StepShape> {
+    let prompts = PROMPTS.map(|new| StepShape { batch: 1, context: 0, new });
+    let chunks = CHUNKS.map(|(context, new)| StepShape { batch: 1, context, new });
+    let answers = ANSWERS.map(|(batch, context)| StepShape { batch, context, new: 1 });
     prompts.into_iter().chain(chunks).chain(answers).collect()
 }
 
 /// Those that the model's context has room for.
-fn fitting(source: &ModelSource, steps: Vec<Step>) -> Result<Vec<Step>, Exit> {
+fn fitting(source: &ModelSource, steps: Vec<StepShape>) -> Result<Vec<StepShape>, Exit> {
     let context = source.card().shape.context;
-    let fitting: Vec<Step> = steps.into_iter().filter(|step| step.room() <= context).collect();
+    let fitting: Vec<StepShape> = steps.into_iter().filter(|step| step.room() <= context).collect();
     if fitting.is_empty() {
         return Err(Exit::new(
-            Kind::Usage,
+            ExitKind::Usage,
             format!("the model's context has room for {context} tokens, and no step fits"),
         ));
     }
@@ -197,7 +197,7 @@ struct ReadyTime {
 fn ready(
     source: &ModelSource,
     threads: Threads,
-    steps: &[Step],
+    steps: &[StepShape],
     watch: bool,
 ) -> Result<(Engine, StageKey, ReadyTime), Exit> {
     let largest = steps.iter().map(|s| s.kv_bytes(source, KV)).max().unwrap_or(0);
@@ -209,13 +209,13 @@ fn ready(
     let (model, load) = loaded(source, threads, pool_bytes as u64, watch)?;
     let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype: KV }).map_err(|e| failed(&e))?;
     let stage = engine.load(model).map_err(|e| failed(&e))?;
-    let first = Step { batch: 1, context: 0, new: 1 };
+    let first = StepShape { batch: 1, context: 0, new: 1 };
     measure(&mut engine, stage, source, KV, first, Duration::ZERO).map_err(|e| failed(&e))?;
     Ok((engine, stage, ReadyTime { seconds: started.elapsed().as_secs_f64(), load }))
 }
 
-impl Line {
-    fn new(step: Step, measured: MeasuredStep, limits: ProcessorLimits) -> Self {
+impl StepLine {
+    fn new(step: StepShape, measured: MeasuredStep, limits: ProcessorLimits) -> Self {
         let MeasuredStep { seconds, bytes, flops } = measured;
         let tokens = f64::from(step.tokens());
         Self {

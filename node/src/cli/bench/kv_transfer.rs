@@ -10,7 +10,7 @@ mod swarms;
 use super::open;
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         json,
         output::print_json,
@@ -18,13 +18,14 @@ use crate::{
     },
     config::values,
     hardware::DeviceName,
+    platform,
 };
-use clap::{Arg, ArgMatches, Command, value_parser};
-use client::{Slowdown, Times, Way};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use client::{KvTransferMode, Slowdown, Times};
 use link_speeds::Point;
 use serde::Serialize;
 use std::path::PathBuf;
-use swarms::Swarms;
+use swarms::{HostedPeer, Swarms};
 
 /// Prompts, tokens.
 const PROMPTS: &str = "256,512,1024";
@@ -64,7 +65,19 @@ pub(super) fn command() -> Command {
             .help("What both peers compute on: cpu, or a GPU as cuda:0, with --kv-memory for each [default: cpu]"),
     )
     .arg(Arg::new("kv-memory").long("kv-memory").value_name("BYTES").help("KV pages of each peer, as 4GiB"))
+    .arg(
+        Arg::new("kv-codec")
+            .long("kv-codec")
+            .value_name("CODEC")
+            .help("KV on the wire: auto, raw, int8, int4 or int3"),
+    )
     .arg(number("link-mbit", "What the link carries [default: what this machine can]").value_parser(values::above_0))
+    .arg(
+        Arg::new("apart")
+            .long("apart")
+            .action(ArgAction::SetTrue)
+            .help("Keep all else off the cores that prompts are computed on elsewhere, as a host with cores to spare does (Linux)"),
+    )
     .arg(
         Arg::new("sweep")
             .long("sweep")
@@ -111,7 +124,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let asked = prompts.iter().copied().chain([SWEPT]).max().unwrap_or(SWEPT);
     if asked + answer > shape.context {
         let what = format!("{name} has room for {} tokens; {asked} and {answer} were asked for", shape.context);
-        return Err(Exit::new(Kind::Usage, what));
+        return Err(Exit::new(ExitKind::Usage, what));
     }
     let flags = flags(matches);
     let link_mbit = matches.get_one::<f64>("link-mbit").copied();
@@ -119,9 +132,10 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let threads = matches.get_one::<u32>("threads").map_or((cores / 2).max(1), |threads| *threads as usize);
     let mut report = Report { model: name, threads, link_mbit, rows: Vec::new(), sweep: Vec::new(), crossing: None };
     let ask = client::BenchAsk { vocab: shape.vocab, answer, rounds };
+    let apart = if crate::cli::is_set(matches, "apart") { Some(CoresApart::of(&own_cores()?, threads)?) } else { None };
     // Peers are not left behind.
     let mut interrupts = Interrupts::heard();
-    let overlap = overlap(&ask, &prompts, threads, &flags, link_mbit, watch);
+    let overlap = overlap(&ask, &prompts, (threads, apart), &flags, link_mbit, watch);
     report.rows = interrupts.unless(Box::pin(overlap)).await?;
     if let Some(rates) = matches.get_many::<f64>("sweep") {
         let rates: Vec<f64> = rates.copied().collect();
@@ -135,21 +149,54 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
 fn flags(matches: &ArgMatches) -> Vec<String> {
     let model = matches.get_one::<PathBuf>("model").map(|path| path.display().to_string());
     let device = matches.get_one::<DeviceName>("device").map(ToString::to_string);
-    let named =
-        [("--model", model), ("--device", device), ("--kv-memory", matches.get_one::<String>("kv-memory").cloned())];
+    let said = |name: &str| matches.get_one::<String>(name).cloned();
+    let named = [
+        ("--model", model),
+        ("--device", device),
+        ("--kv-memory", said("kv-memory")),
+        ("--kv-codec", said("kv-codec")),
+    ];
     named.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten().collect()
+}
+
+/// Those that this process may use, by number.
+fn own_cores() -> Result<Vec<usize>, Exit> {
+    let allowed = platform::allowed_processors();
+    let allowed = allowed.map_err(|error| Exit::new(ExitKind::Usage, format!("--apart: {error}")))?;
+    Ok(allowed.into_iter().collect())
+}
+
+/// Cores for two peers on one host, so that the first one's threads have theirs to themselves.
+struct CoresApart {
+    /// As `--cores` takes them: of the peer that prefills, whose threads are on the first of these, and of the other one.
+    peers: [String; 2],
+}
+
+impl CoresApart {
+    /// Where there are so many, and each peer computes with so many threads.
+    fn of(cores: &[usize], threads: usize) -> Result<Self, Exit> {
+        let there = cores.len();
+        if there < 2 * threads {
+            let what = format!("--apart wants {threads} cores for each peer, and there are {there}: set --threads");
+            return Err(Exit::new(ExitKind::Usage, what));
+        }
+        let named = |cores: &[usize]| cores.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        Ok(Self { peers: [named(cores), named(&cores[threads..])] })
+    }
 }
 
 async fn overlap(
     ask: &client::BenchAsk,
     prompts: &[u32],
-    threads: usize,
+    (threads, apart): (usize, Option<CoresApart>),
     flags: &[String],
     link_mbit: Option<f64>,
     watch: bool,
 ) -> Result<Vec<PromptLengthRow>, Exit> {
     let swarms = Swarms::new(flags)?;
-    let pair = swarms.up("pair", [threads; 2], link_mbit).await?;
+    let peer = |cores: Option<&String>| HostedPeer { threads, cores: cores.cloned() };
+    let peers = [0, 1].map(|place| peer(apart.as_ref().map(|apart| &apart.peers[place])));
+    let pair = swarms.up("pair", peers, link_mbit).await?;
     if watch {
         say!("ms, medians of {}: second token, all of {} tokens", ask.rounds, ask.answer);
         let heads = ["in place", "by layers", "in one piece"];
@@ -165,7 +212,9 @@ async fn overlap(
     }
     let mut rows = Vec::new();
     for &prompt in prompts {
-        let [in_place, layers, whole] = ask.in_turns(&pair, [Way::IN_PLACE, Way::LAYERS, Way::WHOLE], prompt).await?;
+        let [in_place, layers, whole] = ask
+            .in_turns(&pair, [KvTransferMode::IN_PLACE, KvTransferMode::LAYERS, KvTransferMode::WHOLE], prompt)
+            .await?;
         let row = PromptLengthRow {
             prompt,
             second_over: layers.over(&in_place, |t| t.second),
@@ -200,5 +249,18 @@ impl PromptLengthRow {
                 "{name:>25}: queue {queue:.1}, prompt {prefill:.1}, KV transfer after it {handed_over:.1}, next step {step:.1}"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CoresApart;
+
+    #[test]
+    fn threads_that_compute_prompts_share_their_cores_with_nothing() {
+        let peers = |cores: &[usize], threads| CoresApart::of(cores, threads).map(|apart| apart.peers).ok();
+        assert_eq!(peers(&[0, 1], 1), Some(["0,1".into(), "1".into()]), "and what is sent goes by the second");
+        assert_eq!(peers(&[4, 5, 6, 7, 9], 2), Some(["4,5,6,7,9".into(), "6,7,9".into()]));
+        assert_eq!([peers(&[3], 1), peers(&[0, 1], 2)], [None, None]);
     }
 }

@@ -5,7 +5,7 @@ mod to;
 use crate::{
     cli::{
         asking_args,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set,
         output::print_json,
         verb, whole,
@@ -70,13 +70,13 @@ pub(super) fn command() -> Command {
 struct Report {
     /// Bytes handed over each time.
     bytes: u64,
-    ways: Vec<Way>,
+    ways: Vec<CarrierResult>,
     slower: Vec<Slower>,
 }
 
 /// One way of carrying them, in medians over the rounds.
 #[derive(Serialize)]
-struct Way {
+struct CarrierResult {
     carrier: TrialCarrier,
     /// Connections that share them.
     kv_streams: NonZeroU8,
@@ -125,7 +125,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
             number("rounds")
         );
         say!("{:<22}{:>9}{:>13}{:>9}{:>8}{:>8}", "", "Gbit/s", "CPU-s/GiB", "of bare", "of TCP", "of TLS");
-        ways.iter().for_each(Way::print);
+        ways.iter().for_each(CarrierResult::print);
     }
     let mut slower = Vec::new();
     if !is_set(matches, "no-slower") {
@@ -145,7 +145,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 fn failed(error: LinkError) -> Exit {
-    Exit::new(Kind::Other, error.to_string())
+    Exit::new(ExitKind::Other, error.to_string())
 }
 
 /// Everything once a round, beginning elsewhere each time.
@@ -154,7 +154,7 @@ async fn ways(
     datagrams: &[u16],
     kv_streams: Option<NonZeroU8>,
     rounds: usize,
-) -> Result<Vec<Way>, LinkError> {
+) -> Result<Vec<CarrierResult>, LinkError> {
     let ours = [Some(TrialCarrier::Own), kv_streams.map(|_| TrialCarrier::KvStreams), Some(TrialCarrier::Bare)];
     let quic = datagrams.iter().flat_map(|d| ours.into_iter().flatten().map(|carrier| (carrier, Some(*d))));
     let shared = kv_streams.unwrap_or(NonZeroU8::MIN);
@@ -172,7 +172,7 @@ async fn ways(
         let other = all.iter().position(|way| *way == (carrier, datagram))?;
         Some(median(moved[at].iter().zip(&moved[other]).map(|(ours, theirs)| theirs.seconds / ours.seconds)))
     };
-    let way = |(at, (carrier, datagram)): (usize, &(TrialCarrier, Option<u16>))| Way {
+    let way = |(at, (carrier, datagram)): (usize, &(TrialCarrier, Option<u16>))| CarrierResult {
         carrier: *carrier,
         kv_streams: if *carrier == TrialCarrier::KvStreams { shared } else { NonZeroU8::MIN },
         datagram: *datagram,
@@ -196,7 +196,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-impl Way {
+impl CarrierResult {
     fn print(&self) {
         let name = match self.carrier {
             TrialCarrier::Own => "tiles, manifest".into(),

@@ -1,6 +1,5 @@
 //! `tsnode bench serve`: load on a server that speaks OpenAI's API, ours or another, and what its clients see.
 
-pub(in crate::cli) mod answer;
 pub(in crate::cli) mod arrivals;
 pub(in crate::cli) mod client;
 pub(in crate::cli) mod load_args;
@@ -8,28 +7,29 @@ pub(in crate::cli) mod prompts;
 pub(in crate::cli) mod report;
 #[cfg(test)]
 mod tests;
+pub(in crate::cli) mod timed_answer;
 
 use crate::{
     cli::{
-        ask::{Peer, unanswered},
+        ask::{PeerClient, unanswered},
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, output, switch, verb, whole,
     },
     config::{Settings, values},
 };
-use answer::{Failure, reason};
 use arrivals::{Arrivals, DrawnLengths, PlannedRequest, TraceScaling, drawn, traced};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use client::{BenchTarget, Endpoint, LoadBounds, interrupted, load};
 use indicatif::{ProgressBar, ProgressStyle};
 use load_args::{LoadArgs, number, tokens};
-use prompts::{Form, Prompts, TokenFit};
+use prompts::{PromptContent, Prompts, TokenFit};
 use report::Report;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use timed_answer::{Failure, reason};
 use tsnode_simulator::trace;
 
 /// How long a server may take to say which models it has.
@@ -111,7 +111,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let MeasuredRun { target, report, requests, args } = measured(settings, matches).await?;
     let title = format!("{} at {}{}", target.model, target.peer.base(), target.endpoint.path());
     if let Some(file) = &args.svg {
-        std::fs::write(file, report.svg(&title)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, report.svg(&title)).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if args.json {
         output::print_json(&report.json(&about(&target, matches, &args, requests)))?;
@@ -161,7 +161,7 @@ async fn target(settings: &Settings, matches: &ArgMatches) -> Result<BenchTarget
         Some(path) if path == Endpoint::Chat.path() => Endpoint::Chat,
         _ => Endpoint::Completions,
     };
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let model = match matches.get_one::<String>("model") {
         Some(name) => name.clone(),
         None => only_model(&peer).await?,
@@ -179,7 +179,7 @@ fn answered(report: &Report) -> Result<(), Exit> {
         Some((why, _)) => why.clone(),
         None => "none ended in time; give it longer with --max-seconds, or ask for shorter answers".into(),
     };
-    Err(Exit::new(Kind::Request, format!("no request was answered: {why}")))
+    Err(Exit::new(ExitKind::Request, format!("no request was answered: {why}")))
 }
 
 /// What the figures are of.
@@ -203,7 +203,7 @@ fn planned(matches: &ArgMatches, seed: u64) -> Result<Vec<PlannedRequest>, Exit>
         let requests = if whole { usize::MAX } else { requests };
         let changed = TraceScaling { speed: number("trace-speed", 1.0), lengths: number("trace-lengths", 1.0) };
         let arrivals = trace::read(&text(file)?);
-        let arrivals = arrivals.map_err(|e| Exit::new(Kind::Usage, format!("{}: {e}", file.display())))?;
+        let arrivals = arrivals.map_err(|e| Exit::new(ExitKind::Usage, format!("{}: {e}", file.display())))?;
         return Ok(traced(&arrivals, requests, changed));
     }
     let length = |name: &str| matches.get_one::<u32>(name).copied().unwrap_or(1);
@@ -224,11 +224,11 @@ fn planned(matches: &ArgMatches, seed: u64) -> Result<Vec<PlannedRequest>, Exit>
 
 /// A trace, as it is written.
 pub(in crate::cli) fn text(file: &Path) -> Result<String, Exit> {
-    let wrong = |e: &std::io::Error| Exit::file(Kind::Usage, file, e);
+    let wrong = |e: &std::io::Error| Exit::file(ExitKind::Usage, file, e);
     let bytes = std::fs::metadata(file).map_err(|e| wrong(&e))?.len();
     if bytes > TRACE_BYTES {
         let what = format!("{}: {} MiB, more than is read; cut it", file.display(), bytes >> 20);
-        return Err(Exit::new(Kind::Usage, what));
+        return Err(Exit::new(ExitKind::Usage, what));
     }
     std::fs::read_to_string(file).map_err(|e| wrong(&e))
 }
@@ -236,7 +236,7 @@ pub(in crate::cli) fn text(file: &Path) -> Result<String, Exit> {
 /// Found out before anything runs.
 pub(in crate::cli) fn drawable(file: &Path) -> Result<(), Exit> {
     match file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        Some(folder) => Err(Exit::new(Kind::Usage, format!("--svg: there is no folder {}", folder.display()))),
+        Some(folder) => Err(Exit::new(ExitKind::Usage, format!("--svg: there is no folder {}", folder.display()))),
         None => Ok(()),
     }
 }
@@ -248,11 +248,12 @@ pub(in crate::cli) fn bar(requests: usize, hidden: bool) -> ProgressBar {
 }
 
 /// The server's model, if it has one.
-async fn only_model(peer: &Peer) -> Result<String, Exit> {
+async fn only_model(peer: &PeerClient) -> Result<String, Exit> {
     const NAME: &str = "name one with --model";
     let at = peer.base();
-    let broken =
-        |e: reqwest::Error| Exit::new(Kind::Unreachable, format!("{at}: {}; is a server up there?", unanswered(&e)));
+    let broken = |e: reqwest::Error| {
+        Exit::new(ExitKind::Unreachable, format!("{at}: {}; is a server up there?", unanswered(&e)))
+    };
     let response = peer.request("/v1/models").timeout(PATIENCE).send().await.map_err(broken)?;
     let status = response.status();
     let body: Value = response.json().await.unwrap_or_default();
@@ -263,42 +264,42 @@ async fn only_model(peer: &Peer) -> Result<String, Exit> {
     let names: Vec<&str> = body["data"].as_array().into_iter().flatten().filter_map(|m| m["id"].as_str()).collect();
     match names[..] {
         [name] => Ok(name.to_owned()),
-        [] => Err(Exit::new(Kind::Unserved, format!("{at} lists no model; {NAME}, if it has any"))),
+        [] => Err(Exit::new(ExitKind::Unserved, format!("{at} lists no model; {NAME}, if it has any"))),
         _ => {
             let listed = names[..names.len().min(LISTED)].join(", ");
-            Err(Exit::new(Kind::Usage, format!("{at} has {} models, as {listed}; {NAME}", names.len())))
+            Err(Exit::new(ExitKind::Usage, format!("{at} has {} models, as {listed}; {NAME}", names.len())))
         }
     }
 }
 
-fn refused(peer: &Peer, status: u16, said: &str) -> Exit {
+fn refused(peer: &PeerClient, status: u16, said: &str) -> Exit {
     let advice = if matches!(status, 401 | 403) { format!("; {}", peer.advice()) } else { String::new() };
-    let kind = if status == 503 { Kind::Unserved } else { Kind::Request };
+    let kind = if status == 503 { ExitKind::Unserved } else { ExitKind::Request };
     Exit::new(kind, format!("{}: {said} ({status}){advice}", peer.base()))
 }
 
 /// Asks for a token once or twice before anything is measured: whether the server answers at all, and how many tokens words are.
-async fn form(target: &BenchTarget, matches: &ArgMatches, seed: u64) -> Result<Form, Exit> {
+async fn form(target: &BenchTarget, matches: &ArgMatches, seed: u64) -> Result<PromptContent, Exit> {
     let named = matches.get_one::<String>("prompt-form").map(String::as_str);
     if named == Some("tokens") && target.endpoint == Endpoint::Chat {
-        return Err(Exit::new(Kind::Usage, "--prompt-form tokens: a chat's messages are words"));
+        return Err(Exit::new(ExitKind::Usage, "--prompt-form tokens: a chat's messages are words"));
     }
     let of_words = named == Some("words") || target.endpoint == Endpoint::Chat;
     if !of_words {
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed };
         probe(target, &prompts, COUNTED[0]).await?;
-        return Ok(Form::Tokens);
+        return Ok(PromptContent::Tokens);
     }
-    let prompts = Prompts { form: Form::Words(TokenFit::PLAIN), shared: 0, seed };
+    let prompts = Prompts { form: PromptContent::Words(TokenFit::PLAIN), shared: 0, seed };
     let mut counted = [(0, 0); 2];
     for (counted, words) in counted.iter_mut().zip(COUNTED) {
         let Some(tokens) = probe(target, &prompts, words).await? else {
             note!("tsnode: note: the server does not say how many tokens a prompt has: each word is taken for one");
-            return Ok(Form::Words(TokenFit::PLAIN));
+            return Ok(PromptContent::Words(TokenFit::PLAIN));
         };
         *counted = (words, tokens);
     }
-    Ok(Form::Words(TokenFit::through(counted).unwrap_or(TokenFit::PLAIN)))
+    Ok(PromptContent::Words(TokenFit::through(counted).unwrap_or(TokenFit::PLAIN)))
 }
 
 /// Tokens of a prompt, as the server counts them; its prompt is none of the run's.
@@ -306,11 +307,12 @@ async fn probe(target: &BenchTarget, prompts: &Prompts, length: u32) -> Result<O
     let asked = target.ask(prompts.nth(u64::MAX, length), 1);
     let at = target.peer.base();
     let failed = |failure: Failure| match failure {
-        Failure::Unanswered(why) => Exit::new(Kind::Unreachable, format!("{at}: {why}; is a server up there?")),
+        Failure::Unanswered(why) => Exit::new(ExitKind::Unreachable, format!("{at}: {why}; is a server up there?")),
         Failure::Refused { status, said } => refused(&target.peer, status, &said),
-        other => Exit::new(Kind::Request, format!("{at}{}: {other}", target.endpoint.path())),
+        other => Exit::new(ExitKind::Request, format!("{at}{}: {other}", target.endpoint.path())),
     };
-    let late = |_| Exit::new(Kind::Request, format!("{at}: no answer to a short prompt within {} s", READY.as_secs()));
+    let late =
+        |_| Exit::new(ExitKind::Request, format!("{at}: no answer to a short prompt within {} s", READY.as_secs()));
     let answer = tokio::time::timeout(READY, asked).await.map_err(late)?.map_err(failed)?;
     Ok(answer.prompt_tokens)
 }

@@ -5,13 +5,13 @@ use super::serve::{
     bar,
     client::{BenchTarget, Endpoint, LoadBounds, Run, interrupted, load},
     load_args::{self, LoadArgs, number, tokens},
-    prompts::{Form, Prompts},
+    prompts::{PromptContent, Prompts},
     report::{GoodputTarget, reasons},
 };
 use crate::{
     cli::{
-        ask::Peer,
-        exit::{Exit, Kind},
+        ask::PeerClient,
+        exit::{Exit, ExitKind},
         output, verb, whole,
     },
     config::{Settings, values},
@@ -71,7 +71,7 @@ fn demand() -> Vec<Arg> {
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let (wish, [first, second]) = (TurnoverWish::of(matches)?, named(matches)?);
     let target = |model: String| {
-        let peer = Peer::find(settings, matches)?;
+        let peer = PeerClient::find(settings, matches)?;
         Ok::<_, Exit>(BenchTarget { peer, endpoint: Endpoint::Completions, model, temperature: None, ignore_eos: true })
     };
     let targets = [target(first)?, target(second)?];
@@ -92,7 +92,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     bar.finish_and_clear();
     let served: [ServedRequests; 2] = served.into();
     if let Some(file) = &wish.load.svg {
-        std::fs::write(file, wish.svg(&served, &base)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, wish.svg(&served, &base)).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if wish.load.json {
         output::print_json(&wish.json(&served, &base))?;
@@ -107,7 +107,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     }
     match served.iter().find(|served| served.answered == 0) {
         Some(ServedRequests { model, .. }) => {
-            Err(Exit::new(Kind::Request, format!("no request for {model} was answered")))
+            Err(Exit::new(ExitKind::Request, format!("no request for {model} was answered")))
         }
         None => Ok(()),
     }
@@ -117,7 +117,7 @@ fn named(matches: &ArgMatches) -> Result<[String; 2], Exit> {
     let names: Vec<String> = matches.get_many::<String>("model").into_iter().flatten().cloned().collect();
     match <[String; 2]>::try_from(names) {
         Ok([first, second]) if first != second => Ok([first, second]),
-        _ => Err(Exit::new(Kind::Usage, "--model: name two models, the one that is busy first before the other")),
+        _ => Err(Exit::new(ExitKind::Usage, "--model: name two models, the one that is busy first before the other")),
     }
 }
 
@@ -145,7 +145,7 @@ impl TurnoverWish {
         if requests > MOST {
             let what =
                 format!("{requests:.0} requests of a model are more than {MOST:.0}: ask for fewer, or for less time");
-            return Err(Exit::new(Kind::Usage, what));
+            return Err(Exit::new(ExitKind::Usage, what));
         }
         Ok(wish)
     }
@@ -174,7 +174,7 @@ impl TurnoverWish {
         n: usize,
         watch: impl Fn(usize, usize),
     ) -> ServedRequests {
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed: self.load.seed.wrapping_add(n as u64) };
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed: self.load.seed.wrapping_add(n as u64) };
         let bounds = LoadBounds { concurrency: self.load.concurrency, longest: 3 * self.part + WAIT };
         let target = Arc::new(target);
         let run = load(&target, prompts, planned, bounds, interrupted(), watch).await;
@@ -273,8 +273,8 @@ impl ServedRequests {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::{Failure, TimedAnswer},
         client::RequestOutcome,
+        timed_answer::{Failure, TimedAnswer},
     };
 
     fn wish() -> TurnoverWish {

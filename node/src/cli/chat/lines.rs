@@ -1,6 +1,6 @@
 //! What is typed or piped into a conversation, line by line, read on a thread of its own.
 
-use crate::cli::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, ExitKind};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use std::io::{BufRead, Read};
 use tokio::sync::mpsc;
@@ -31,7 +31,7 @@ impl InputLines {
     /// Of a terminal, with editing and the lines of this conversation to go back to. They stay in memory: what was said is
     /// nobody else's business, and the data folder of the peer that is asked may be another user's.
     pub(super) fn edited() -> Result<Self, Exit> {
-        let failed = |e: ReadlineError| Exit::new(Kind::Other, format!("the terminal cannot be read: {e}"));
+        let failed = |e: ReadlineError| Exit::new(ExitKind::Other, format!("the terminal cannot be read: {e}"));
         let mut editor = DefaultEditor::new().map_err(failed)?;
         Ok(Self::by(move || match editor.readline("> ") {
             Ok(line) => {
@@ -72,7 +72,7 @@ impl InputLines {
 }
 
 fn next(input: &mut impl BufRead) -> InputLine {
-    let failed = |why: String| InputLine::Failed(Exit::new(Kind::Usage, format!("standard input: {why}")));
+    let failed = |why: String| InputLine::Failed(Exit::new(ExitKind::Usage, format!("standard input: {why}")));
     let mut line = Vec::new();
     match input.take(LONGEST + 1).read_until(b'\n', &mut line) {
         Err(e) => return failed(e.to_string()),

@@ -3,7 +3,7 @@
 use super::{DoctorFinding, State};
 use crate::{
     cli::{
-        ask::Peer,
+        ask::PeerClient,
         output::{name, names},
         ways,
     },
@@ -85,7 +85,7 @@ async fn running(settings: &Settings) -> Option<SwarmView> {
     if !settings.data_dir().join(HTTP_FILE).exists() {
         return None;
     }
-    Peer::own(settings).ok()?.view().await.ok()
+    PeerClient::own(settings).ok()?.view().await.ok()
 }
 
 fn by_invite(invite: &Invite, config: &NodeConfig, is_running: bool) -> Sought {

@@ -2,7 +2,7 @@
 
 use super::{DoctorFinding, State, finding};
 use crate::{
-    cli::ask::Peer,
+    cli::ask::PeerClient,
     config::Settings,
     hardware::memory::Size,
     node::NodeConfig,
@@ -81,7 +81,7 @@ pub(super) fn files(folder: &Path) -> Vec<DoctorFinding> {
 /// port that does not answer and no router in between.
 pub(super) async fn reach(settings: &Settings, config: &NodeConfig, running: bool) -> DoctorFinding {
     if running {
-        let view = match Peer::own(settings) {
+        let view = match PeerClient::own(settings) {
             Ok(peer) => peer.view().await,
             Err(error) => Err(error),
         };

@@ -2,7 +2,7 @@
 
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, json as json_flag, output, verb,
     },
     hardware::memory::Size,
@@ -91,9 +91,9 @@ fn beside(from: &Path) -> PathBuf {
 
 fn exit(error: ImportError) -> Exit {
     let kind = match &error {
-        ImportError::Disk { .. } => Kind::Other,
-        ImportError::There(_) => Kind::Usage,
-        _ => Kind::Model,
+        ImportError::Disk { .. } => ExitKind::Other,
+        ImportError::There(_) => ExitKind::Usage,
+        _ => ExitKind::Model,
     };
     Exit::new(kind, error.to_string())
 }

@@ -3,7 +3,7 @@
 use super::{exit, hub_settings, named, open_models};
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, output,
         text_layout::harmless,
     },
@@ -117,7 +117,7 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
     if kept.is_empty() {
         let Some(name) = name? else { return Ok(()) };
         let bytes = cache.remove(&name).map_err(exit)?;
-        return Removed { peers: None, hub: Some(bytes) }.tell(matches, &name.to_string());
+        return RemovedModel { peers: None, hub: Some(bytes) }.tell(matches, &name.to_string());
     }
     // As long as it is removed no peer begins to serve it.
     let _unused = match Unused::hold(&data_dir) {
@@ -126,9 +126,9 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
             open_models::refuse_open(settings, &kept).await?;
             None
         }
-        Err(error) => return Err(Exit::new(Kind::DataDir, error.to_string())),
+        Err(error) => return Err(Exit::new(ExitKind::DataDir, error.to_string())),
     };
-    let mut removed = Removed { peers: None, hub: None };
+    let mut removed = RemovedModel { peers: None, hub: None };
     for model in &kept {
         match weights::remove_kept(&data_dir, model) {
             Ok(bytes) => *removed.peers.get_or_insert(0) += bytes,
@@ -136,7 +136,7 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
                 if removed.peers.is_some() {
                     note!("tsnode: note: {}", removed.sentence(text));
                 }
-                return Err(Exit::file(Kind::Other, &model.folder, &error));
+                return Err(Exit::file(ExitKind::Other, &model.folder, &error));
             }
         }
     }
@@ -156,12 +156,12 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
 }
 
 /// What of a name is gone (bytes): a model may have come from peers, and from the hub as well.
-struct Removed {
+struct RemovedModel {
     peers: Option<u64>,
     hub: Option<u64>,
 }
 
-impl Removed {
+impl RemovedModel {
     fn tell(&self, matches: &ArgMatches, name: &str) -> Result<(), Exit> {
         if is_set(matches, "json") {
             let bytes = self.peers.unwrap_or(0) + self.hub.unwrap_or(0);
@@ -199,10 +199,10 @@ impl LocalDamage {
     fn remove(&self) -> Result<(), Exit> {
         for damaged in &self.cached {
             let path = damaged.path();
-            std::fs::remove_file(path).map_err(|error| Exit::file(Kind::Other, path, &error))?;
+            std::fs::remove_file(path).map_err(|error| Exit::file(ExitKind::Other, path, &error))?;
         }
         for damaged in &self.kept {
-            damaged.undo().map_err(|error| Exit::file(Kind::Other, damaged.path(), &error))?;
+            damaged.undo().map_err(|error| Exit::file(ExitKind::Other, damaged.path(), &error))?;
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ pub(super) fn verify(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
     let (kept, repos) = meant(settings, matches, &cache)?;
     let remove = is_set(matches, "remove");
     // What a peer has open it may be giving to others just now.
-    let hold = || Unused::hold(&settings.data_dir()).map_err(|error| Exit::new(Kind::DataDir, error.to_string()));
+    let hold = || Unused::hold(&settings.data_dir()).map_err(|error| Exit::new(ExitKind::DataDir, error.to_string()));
     let _unused = if remove && !kept.is_empty() { Some(hold()?) } else { None };
     let of_repos = repos.iter().map(|repo| cache.bytes(repo));
     let bytes: u64 = of_repos.chain(kept.iter().map(|model| model.held)).sum();
@@ -248,13 +248,13 @@ pub(super) fn verify(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
             Ok(())
         }
         (n, true) => Err(Exit::new(
-            Kind::Model,
+            ExitKind::Model,
             format!(
                 "{n} damaged files were removed, or of what came from peers what is wrong of them; pull their models again"
             ),
         )),
         (n, false) => Err(Exit::new(
-            Kind::Model,
+            ExitKind::Model,
             format!("{n} files are damaged; tsnode models verify --remove removes them, and a pull fetches them again"),
         )),
     }
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_is_removed_of_a_name_is_told_with_where_it_was() {
-        let told = |peers, hub| Removed { peers, hub }.sentence("a/b");
+        let told = |peers, hub| RemovedModel { peers, hub }.sentence("a/b");
         assert_eq!(told(None, Some(1 << 30)), "a/b is removed: 1.0 GiB in the Hugging Face cache");
         let both = told(Some(2 << 30), Some(1 << 30));
         assert_eq!(both, "a/b is removed: 2.0 GiB that came from peers, and 1.0 GiB in the Hugging Face cache");

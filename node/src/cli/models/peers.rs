@@ -3,8 +3,8 @@
 use super::bars::Bars;
 use crate::{
     cli::{
-        ask::{Peer, unread},
-        exit::{Exit, Kind},
+        ask::{PeerClient, unread},
+        exit::{Exit, ExitKind},
         is_set, output,
     },
     config::Settings,
@@ -27,12 +27,12 @@ const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Deserialize)]
 struct PullList {
-    pulls: Vec<Named>,
+    pulls: Vec<NamedPeer>,
 }
 
 /// One of them. Names may be the same.
 #[derive(Deserialize)]
-struct Named {
+struct NamedPeer {
     id: ModelId,
     #[serde(flatten)]
     pull: Pull,
@@ -46,20 +46,20 @@ struct BegunPull {
 
 /// Whether a peer runs here, and one of its swarm has a model of that name.
 pub(super) async fn has(settings: &Settings, matches: &ArgMatches, name: &ModelName) -> bool {
-    let Ok(peer) = Peer::find(settings, matches) else { return false };
+    let Ok(peer) = PeerClient::find(settings, matches) else { return false };
     let name = name.to_string();
     peer.view().await.is_ok_and(|view| view.models.iter().any(|card| card.name == name))
 }
 
 /// Has it fetched, and waits for that.
 pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &ModelName) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let begun = peer.send(peer.post(PATH, &json!({ "model": name.to_string() }))).await?;
-    let BegunPull { id } = begun.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let BegunPull { id } = begun.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     let Pull { far, path, .. } = wait(&peer, name, id).await?;
     let Some(path) = path else {
         let why = far.why.unwrap_or_else(|| "the peer does not say why".into());
-        return Err(Exit::new(Kind::Unreachable, format!("{name} was not fetched from peers: {why}")));
+        return Err(Exit::new(ExitKind::Unreachable, format!("{name} was not fetched from peers: {why}")));
     };
     let path = path.display().to_string();
     if is_set(matches, "json") {
@@ -73,18 +73,18 @@ pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &Model
 }
 
 /// Models that a peer was told to fetch whole since it started.
-pub(super) async fn pulled(peer: &Peer) -> Result<BTreeSet<ModelId>, Exit> {
+pub(super) async fn pulled(peer: &PeerClient) -> Result<BTreeSet<ModelId>, Exit> {
     let PullList { pulls } = peer.get(PATH).await?;
     Ok(pulls.into_iter().map(|named| named.id).collect())
 }
 
 /// Shows how far it is until that is over.
-async fn wait(peer: &Peer, name: &ModelName, id: ModelId) -> Result<Pull, Exit> {
+async fn wait(peer: &PeerClient, name: &ModelName, id: ModelId) -> Result<Pull, Exit> {
     let mut bars = Bars::new(name);
     loop {
         let PullList { pulls } = peer.get(PATH).await?;
-        let gone = || Exit::new(Kind::Unreachable, "the peer has started anew meanwhile: ask again");
-        let Named { pull, .. } = pulls.into_iter().find(|named| named.id == id).ok_or_else(gone)?;
+        let gone = || Exit::new(ExitKind::Unreachable, "the peer has started anew meanwhile: ask again");
+        let NamedPeer { pull, .. } = pulls.into_iter().find(|named| named.id == id).ok_or_else(gone)?;
         bars.stand(pull.far.done, pull.far.bytes);
         if pull.is_over {
             return Ok(pull);

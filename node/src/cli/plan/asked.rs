@@ -1,6 +1,6 @@
 //! The command line of `tsnode plan --cluster`, understood.
 
-use crate::cli::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, ExitKind};
 use clap::ArgMatches;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -91,7 +91,7 @@ impl PlanQuery {
 
     pub(in crate::cli) fn problem(&self, service: &Service, cluster: Cluster) -> Result<Problem, Exit> {
         let reference = Reference::a100(&service.model, self.column)
-            .ok_or_else(|| Exit::new(Kind::Other, "no figures for the reference GPU"))?;
+            .ok_or_else(|| Exit::new(ExitKind::Other, "no figures for the reference GPU"))?;
         let (model, workload) = (service.model.clone(), service.workload.clone());
         let problem = Problem::new(cluster, model, workload, service.rate, service.slo, reference, Space::default());
         let mut problem = problem.map_err(|e| usage(e.to_string()))?;
@@ -102,11 +102,11 @@ impl PlanQuery {
 }
 
 pub(in crate::cli) fn usage(message: impl Into<String>) -> Exit {
-    Exit::new(Kind::Usage, message)
+    Exit::new(ExitKind::Usage, message)
 }
 
 fn read(path: &Path) -> Result<String, Exit> {
-    std::fs::read_to_string(path).map_err(|e| Exit::file(Kind::Usage, path, &e))
+    std::fs::read_to_string(path).map_err(|e| Exit::file(ExitKind::Usage, path, &e))
 }
 
 pub(in crate::cli) fn read_cluster(name: &str, column: Column, links: Option<&str>) -> Result<Cluster, Exit> {
@@ -138,7 +138,8 @@ pub(in crate::cli) fn read_model(name: &str) -> Result<Model, Exit> {
     let bytes = read(&path)?;
     let config = tsnode_kernels::config::ModelConfig::parse(bytes.as_bytes());
     let config = config.map_err(|e| usage(format!("{}: {e}", path.display())))?;
-    Ok(Model::of_shape(name.to_owned(), config.shape_in_16_bit(), 2.0))
+    // As one that is known by name.
+    Ok(Model { handed_on: 2.0, ..Model::of_shape(name.to_owned(), config.shape_in_16_bit(), 2.0) })
 }
 
 pub(in crate::cli) fn read_workload(name: &str) -> Result<Workload, Exit> {

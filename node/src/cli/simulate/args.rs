@@ -8,7 +8,7 @@ use super::{
     metric::ComparedMetric,
     policies::{self, ComparedPolicy},
 };
-use crate::cli::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, ExitKind};
 use clap::ArgMatches;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -122,7 +122,7 @@ impl SimulationJob {
 }
 
 fn read(file: &str) -> Result<String, Exit> {
-    std::fs::read_to_string(file).map_err(|e| Exit::file(Kind::Usage, file, &e))
+    std::fs::read_to_string(file).map_err(|e| Exit::file(ExitKind::Usage, file, &e))
 }
 
 /// A plan as `tsnode plan --json` prints it, or its groups and routes alone.

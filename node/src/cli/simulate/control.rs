@@ -4,7 +4,7 @@ mod verdict;
 
 use super::stopping::stoppable;
 use crate::cli::{
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
     is_set, joined, json, output,
     plan::asked::usage,
     verb,
@@ -205,7 +205,7 @@ fn one(asked: &ControlQuery) -> Result<(), Exit> {
             }
             Ok(())
         }
-        Some(broken) => Err(Exit::new(Kind::Other, format!("{broken}; again: {}", asked.replay(&script)))),
+        Some(broken) => Err(Exit::new(ExitKind::Other, format!("{broken}; again: {}", asked.replay(&script)))),
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
     stopping::stoppable,
 };
 use crate::cli::{
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
     is_set, json, output,
     plan::asked::{Service, read_cluster, usage},
     switch, verb,
@@ -118,7 +118,7 @@ impl PlacementQuery {
         let (found, rows) = (found?, rows.unwrap_or_default());
         if let Some(path) = &self.svg {
             let drawn = picture::svg(services, &found.placement, &title(services, &rows));
-            std::fs::write(path, drawn).map_err(|e| Exit::file(Kind::Other, path, &e))?;
+            std::fs::write(path, drawn).map_err(|e| Exit::file(ExitKind::Other, path, &e))?;
         }
         if self.json {
             return output::print_json(&self.document(&found, &rows, took));
@@ -231,7 +231,7 @@ fn given_count(matches: &ArgMatches) -> usize {
 fn problem(service: Service, cluster: &Cluster, column: Column) -> Result<Problem, Exit> {
     let Service { model, workload, rate, slo } = service;
     let reference = Reference::a100(&model, column);
-    let reference = reference.ok_or_else(|| Exit::new(Kind::Other, "no figures for the reference GPU"))?;
+    let reference = reference.ok_or_else(|| Exit::new(ExitKind::Other, "no figures for the reference GPU"))?;
     let workload = workload.within(Tokens(f64::from(model.shape.context)));
     Problem::new(cluster.clone(), model, workload, rate, slo, reference, Space::default())
         .map_err(|e| usage(e.to_string()))

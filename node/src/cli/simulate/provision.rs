@@ -5,7 +5,7 @@ mod asked;
 use self::asked::{Fleet, ProvisionQuery};
 use super::stopping::stoppable;
 use crate::cli::{
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
     is_set, json, output,
     plan::asked::usage,
     verb,
@@ -75,7 +75,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
         let answer = search(&fleet.question, stopped)?;
         if let Some(path) = svg {
             let drawn = mixes::svg(&fleet.question, &answer);
-            std::fs::write(&path, drawn).map_err(|e| Exit::file(Kind::Other, &path, &e))?;
+            std::fs::write(&path, drawn).map_err(|e| Exit::file(ExitKind::Other, &path, &e))?;
         }
         if answer.best.is_none() {
             return Err(nothing(&fleet, &answer, stopped));
@@ -112,7 +112,7 @@ fn search(question: &Question, stopped: &AtomicBool) -> Result<ProvisioningAnswe
 fn nothing(fleet: &Fleet, answer: &ProvisioningAnswer, stopped: &AtomicBool) -> Exit {
     let question = &fleet.question;
     if !answer.finished {
-        return Exit::new(Kind::Other, "stopped before a mix was found that keeps the targets");
+        return Exit::new(ExitKind::Other, "stopped before a mix was found that keeps the targets");
     }
     let broken: Vec<(&Tried, MissedTarget)> = answer.designs.iter().filter_map(|d| Some((d, d.broken?))).collect();
     if let Some((tried, why)) = broken.first().filter(|_| broken.len() == answer.designs.len()) {

@@ -1,7 +1,7 @@
 //! What simulations of several services have in common: requests drawn by a seed, and traces of each service.
 
 use crate::cli::{
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
     plan::asked::usage,
 };
 use clap::{Arg, ArgMatches};
@@ -55,7 +55,7 @@ pub(super) fn traces(files: &str, services: usize) -> Result<Vec<Vec<Arrival>>, 
         )));
     }
     let one = |file: &&str| {
-        let text = std::fs::read_to_string(file).map_err(|e| Exit::file(Kind::Usage, *file, &e))?;
+        let text = std::fs::read_to_string(file).map_err(|e| Exit::file(ExitKind::Usage, *file, &e))?;
         trace::read(&text).map_err(|e| usage(format!("{file}: {e}")))
     };
     files.iter().map(one).collect()

@@ -2,7 +2,7 @@
 
 use super::several::{Seeded, traces};
 use crate::cli::{
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
     is_set, joined, json, output,
     plan::asked::{read_model, read_workload, usage},
     verb,
@@ -112,7 +112,7 @@ impl SharingQuery {
     fn run(&self) -> Result<(), Exit> {
         let runs: Vec<Ran> = self.lists.iter().flat_map(|(load, list)| self.at(*load, list)).collect();
         if let Some(path) = &self.svg {
-            std::fs::write(path, self.drawn(&runs)).map_err(|e| Exit::file(Kind::Other, path, &e))?;
+            std::fs::write(path, self.drawn(&runs)).map_err(|e| Exit::file(ExitKind::Other, path, &e))?;
         }
         if self.json {
             return output::print_json(&self.document(&runs));

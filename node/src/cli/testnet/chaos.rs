@@ -4,7 +4,7 @@ use super::{config, exit, swarm_args};
 use crate::{
     cli::{
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         is_set, json as json_flag,
         output::print_json,
@@ -20,8 +20,8 @@ use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet, TestnetConfig,
     chaos::{
-        self, Chaos, ChaosReport, ChaosSummary, ChaosVerdict, Deed, Deeds, Fault, PauseLimits, Resumptions, Schedule,
-        ServedStream, Spread, Until,
+        self, Chaos, ChaosReport, ChaosSummary, ChaosVerdict, Deed, Deeds, InjectedFault, PauseLimits, Resumptions,
+        Schedule, ServedStream, Spread, Until,
     },
 };
 
@@ -121,7 +121,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let mut net = interrupts.unless(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await?;
     bar.set_message("under load");
     let quiet = is_set(matches, "json");
-    let tell = |fault: &Fault| {
+    let tell = |fault: &InjectedFault| {
         bar.inc(1);
         if !quiet {
             bar.suspend(|| say!("{}", line(fault)));
@@ -132,7 +132,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let verdict = ChaosVerdict::of(&report);
     bar.finish_and_clear();
     if let Some(file) = matches.get_one::<PathBuf>("svg") {
-        std::fs::write(file, report.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, report.svg()).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if quiet {
         let mut document = json!(report);
@@ -148,7 +148,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         interrupts.down(net).await?;
         let (wrongs, seed) = (report.wrongs().len(), verdict.seed);
         let again = format!("--seed {seed} with the same options breaks the same again");
-        return Err(Exit::new(Kind::Other, format!("{wrongs} did not hold; logs are in {logs}; {again}")));
+        return Err(Exit::new(ExitKind::Other, format!("{wrongs} did not hold; logs are in {logs}; {again}")));
     }
     if is_set(matches, "keep") {
         note!("logs are in {logs}");
@@ -193,7 +193,7 @@ fn deeds(matches: &ArgMatches) -> Result<Deeds, Exit> {
     match (names.contains(&NOTHING), deeds.is_empty()) {
         (false, _) => Ok(Deeds::Only(deeds)),
         (true, true) => Ok(Deeds::Calm),
-        (true, false) => Err(Exit::new(Kind::Usage, format!("--only {NOTHING} goes with nothing else"))),
+        (true, false) => Err(Exit::new(ExitKind::Usage, format!("--only {NOTHING} goes with nothing else"))),
     }
 }
 
@@ -209,7 +209,7 @@ fn bar(until: Until) -> ProgressBar {
     bar
 }
 
-fn line(fault: &Fault) -> String {
+fn line(fault: &InjectedFault) -> String {
     let deed = match fault.deed {
         Deed::Kill => "killed",
         Deed::Stop => "stopped",

@@ -1,56 +1,44 @@
 //! `tsnode testnet replay`: a trace on a swarm of real peers, and in the simulator on the same plan by the peers' own measured
 //! profiles: each figure of both, side by side.
 
+mod asking;
 mod compared;
 mod simulated;
 mod terms;
+mod together;
 
 use super::{config, exit, spinner, swarm_args};
 use crate::{
     cli::{
-        ask::{Peer, unread},
+        ask::{PeerClient, unread},
         bench::serve::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
-            client::{BenchTarget, Endpoint, LoadBounds, Run, load},
-            prompts::{Form, Prompts},
-            report::{Metric, Report},
+            client::{BenchTarget, Endpoint},
+            report::Metric,
         },
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         is_set, json as json_flag, output, swarm_settings, switch, verb, whole,
     },
     config::{Settings, values},
     hardware::cores::Cores,
-    view::SwarmView,
+    view::{PeerView, SwarmView},
 };
+use asking::Asking;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use compared::Compared;
-use indicatif::ProgressBar;
+use compared::ReplayComparison;
 use serde_json::json;
-use simulated::{Alone, AskedAlone, Hosts, Simulated, SwarmViews};
-use std::future::pending;
+use simulated::{Hosts, SimulatedReplay, SwarmViews};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use terms::{GatewayTotals, LatencyTerms};
-use tsnode_protocol::ModelCard;
+use tsnode_protocol::{ModelCard, ModelId};
 use tsnode_simulator::trace;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
 
-/// Requests asked one after another before the trace, for each peer with a model: what a step and a request take beside their layers.
-const ALONE: usize = 4;
-/// And of these at most, with answers of so many tokens, and then as many with longer ones: even the shorter ones are written for longer
-/// than their first token is on its way.
-const MOST_ALONE: usize = 24;
-const ANSWERS_ALONE: [u32; 2] = [24, 72];
-/// How long is looked at what processes use while nothing is asked.
-const IDLE: Duration = Duration::from_secs(3);
-/// How long one may run behind the last request's time.
-const DRAIN: Duration = Duration::from_secs(600);
-/// Requests at once.
-const AT_ONCE: usize = 1024;
 /// How long a setting may take to be known, and between looks.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
@@ -171,10 +159,10 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     if keeps {
         note!("tsnode: note: logs are in {}", folder.display());
     } else {
-        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))?;
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))?;
     }
     if let Some(file) = svg {
-        std::fs::write(file, compared.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, compared.svg()).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if is_set(matches, "json") {
         output::print_json(&compared.json())?;
@@ -199,10 +187,11 @@ struct TestnetTrace {
 
 impl TestnetTrace {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
-        let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(Kind::Usage, "--trace FILE"))?;
+        let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(ExitKind::Usage, "--trace FILE"))?;
         let name = file.display().to_string();
         let number = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or(1.0);
-        let arrivals = trace::read(&serve::text(file)?).map_err(|e| Exit::new(Kind::Usage, format!("{name}: {e}")))?;
+        let arrivals =
+            trace::read(&serve::text(file)?).map_err(|e| Exit::new(ExitKind::Usage, format!("{name}: {e}")))?;
         let changed = TraceScaling { speed: number("trace-speed"), lengths: number("trace-lengths") };
         let mut planned = traced(&arrivals, usize::MAX, changed);
         let longest = Duration::try_from_secs_f64(number("minutes") * 60.0).unwrap_or(Duration::MAX);
@@ -239,11 +228,11 @@ fn stated(config: &mut TestnetConfig, matches: &ArgMatches) -> Result<Hosts, Exi
         computing += 1;
     }
     if computing == 0 {
-        return Err(Exit::new(Kind::Usage, "no peer has a model: nobody would answer"));
+        return Err(Exit::new(ExitKind::Usage, "no peer has a model: nobody would answer"));
     }
     // Draft tokens and spot checks are work that the simulator knows nothing of.
     config.flags.extend(["--speculative-decoding", "never", "--spot-check", "never"].map(str::to_owned));
-    Hosts::new(named).map_err(|why| Exit::new(Kind::Usage, format!("--cores: {why}")))
+    Hosts::new(named).map_err(|why| Exit::new(ExitKind::Usage, format!("--cores: {why}")))
 }
 
 async fn replayed(
@@ -252,17 +241,25 @@ async fn replayed(
     net: &Testnet,
     (trace, hosts): (TestnetTrace, &Hosts),
     interrupts: &mut Interrupts,
-) -> Result<Compared, Exit> {
+) -> Result<ReplayComparison, Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
-    let asked = peers.last().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
-    let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
+    let asked = peers.last().ok_or_else(|| Exit::new(ExitKind::Other, "no peers to ask"))?;
+    let peer = PeerClient::of(settings, asked.http.clone(), &asked.data_dir)?;
     for about in ["route", "batch"] {
         if let Some(policy) = matches.get_one::<String>(about) {
             set(&peer, about, policy).await?;
         }
     }
-    let card = only_model(&peer.view().await?)?;
+    let view = peer.view().await?;
+    let card = only_model(&view)?;
+    let unmeasured = unmeasured(&view, card.id);
+    if unmeasured > 0 {
+        note!(
+            "tsnode: note: steps of {unmeasured} peers have not been measured, as of no model of one layer they are: the simulator takes \
+             what their devices can do at most"
+        );
+    }
     let trace = trace.within(card.shape.context);
     let target = BenchTarget {
         peer,
@@ -272,8 +269,8 @@ async fn replayed(
         ignore_eos: true,
     };
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
-    let spinner = spinner("asking one request after another".into());
-    let hosting = peers.iter().filter(|peer| !peer.gateway).count();
+    let spinner = spinner("asking one request after another, and some at once".into());
+    let hosting = (peers.iter().filter(|peer| !peer.gateway).count(), hosts.at_once(&peers, &view));
     let alone = interrupts.unless(Box::pin(asking.alone(&trace.planned, hosting, card.shape.context))).await;
     spinner.finish_and_clear();
     let alone = alone?;
@@ -284,16 +281,16 @@ async fn replayed(
     let replayed = tokio::select! {
         // A signal ends the trace with what there is.
         replayed = asking.trace(&trace.planned, &bar, interrupts.next()) => replayed,
-        () = in_force.watch(&asking.target.peer) => Err(Exit::new(Kind::Other, "nobody looks at the plan any more")),
+        () = in_force.watch(&asking.target.peer) => Err(Exit::new(ExitKind::Other, "nobody looks at the plan any more")),
     };
     bar.finish_and_clear();
     let (live, processor) = replayed?;
     let counted_after = counted(&asking.target.peer).await?;
     let terms = LatencyTerms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
     let views = SwarmViews { before: &before, in_force: in_force.longest().unwrap_or(&before) };
-    let simulated = Simulated::new(&views, &peers, hosts, &alone, &trace.planned)?;
+    let simulated = SimulatedReplay::new(&views, &peers, hosts, &alone, &trace.planned)?;
     let replanned = in_force.are_several();
-    Ok(Compared { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
+    Ok(ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
 }
 
 /// The swarm as it was seen with each of its plans, and how often. Once gateways have said what they are asked for a plan is made for that.
@@ -305,7 +302,7 @@ impl PlansInForce {
     }
 
     /// Looks now and then; it does not end.
-    async fn watch(&mut self, peer: &Peer) {
+    async fn watch(&mut self, peer: &PeerClient) {
         loop {
             tokio::time::sleep(PLAN_LOOK).await;
             // Who is too busy to answer is asked again.
@@ -328,93 +325,15 @@ impl PlansInForce {
     }
 }
 
-/// Whom requests are sent to, and with prompts of which seed.
-struct Asking<'n> {
-    net: &'n Testnet,
-    target: Arc<BenchTarget>,
-    seed: u64,
-}
-
-impl Asking<'_> {
-    /// Requests as long as the trace's median one, one after another, and then for a while nothing.
-    async fn alone(&self, trace: &[PlannedRequest], peers: usize, context: u32) -> Result<Alone, Exit> {
-        let [short, long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context);
-        // The first of each peer finds cold caches, and is not counted.
-        let one = LoadBounds { concurrency: 1, longest: DRAIN };
-        self.all(self.seed ^ 1, &short[..peers.min(short.len())], one, pending(), |_, _| {}).await;
-        let asked = [self.asked_alone(!self.seed, short).await?, self.asked_alone(!self.seed ^ 1, long).await?];
-        let before = self.used();
-        tokio::time::sleep(IDLE).await;
-        Ok(Alone { asked, idle: (self.used() - before) / IDLE.as_secs_f64() })
-    }
-
-    async fn asked_alone(&self, seed: u64, planned: Vec<PlannedRequest>) -> Result<AskedAlone, Exit> {
-        let before = self.used();
-        let run = self.all(seed, &planned, LoadBounds { concurrency: 1, longest: DRAIN }, pending(), |_, _| {}).await;
-        let used = self.used() - before;
-        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
-        answered(&report, "a request alone is not answered")?;
-        Ok(AskedAlone { planned, report, used })
-    }
-
-    /// The trace's requests at their times, and how many processors were used.
-    async fn trace(
-        &self,
-        planned: &[PlannedRequest],
-        bar: &ProgressBar,
-        stop: impl Future<Output = ()>,
-    ) -> Result<(Report, f64), Exit> {
-        let last = planned.last().map_or(Duration::ZERO, |request| request.at);
-        let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
-        let before = self.used();
-        let watch = |ended: usize, running: usize| {
-            bar.set_position(ended as u64);
-            bar.set_message(format!("{running} running"));
-        };
-        let run = self.all(self.seed, planned, bounds, stop, watch).await;
-        let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
-        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
-        answered(&report, "no request of the trace was answered")?;
-        Ok((report, processors))
-    }
-
-    async fn all(
-        &self,
-        seed: u64,
-        planned: &[PlannedRequest],
-        bounds: LoadBounds,
-        stop: impl Future<Output = ()>,
-        watch: impl Fn(usize, usize),
-    ) -> Run {
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
-        load(&self.target, prompts, planned, bounds, stop, watch).await
-    }
-
-    /// Processor time of all peers and of this process, which asks them (s).
-    fn used(&self) -> f64 {
-        let peers = (0..self.net.peers().len()).filter_map(|n| self.net.usage(n)).map(|(_, seconds)| seconds);
-        peers.sum::<f64>() + tsnode_testnet::own_processor_time().unwrap_or(0.0)
-    }
-}
-
-/// Nothing measured is an error.
-fn answered(report: &Report, what: &str) -> Result<(), Exit> {
-    if report.completed > 0 {
-        return Ok(());
-    }
-    let why = report.reasons.first().map_or("none ended in time", |(why, _)| why.as_str());
-    Err(Exit::new(Kind::Request, format!("{what}: {why}")))
-}
-
 /// What the peer that is asked has counted of its requests.
-async fn counted(peer: &Peer) -> Result<GatewayTotals, Exit> {
+async fn counted(peer: &PeerClient) -> Result<GatewayTotals, Exit> {
     let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
-    let text = response.text().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let text = response.text().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     Ok(GatewayTotals::of(&text))
 }
 
 /// Sets how requests are routed or steps formed, and waits until the peer that is asked knows it.
-async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
+async fn set(peer: &PeerClient, about: &str, policy: &str) -> Result<(), Exit> {
     peer.send(peer.post("/api/settings", &json!({ "about": about, "policy": policy }))).await?;
     let until = Instant::now() + PATIENCE;
     loop {
@@ -429,41 +348,30 @@ async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
         }
         if Instant::now() > until {
             let what = format!("--{about} {policy} is not set after {} s", PATIENCE.as_secs());
-            return Err(Exit::new(Kind::Other, what));
+            return Err(Exit::new(ExitKind::Other, what));
         }
         tokio::time::sleep(LOOK).await;
     }
 }
 
+/// Peers that serve a model of whose steps nothing was measured.
+fn unmeasured(view: &SwarmView, model: ModelId) -> usize {
+    let serve_unmeasured = |peer: &&PeerView| {
+        let mut served = peer.advert.devices.iter().filter_map(|device| device.served(model));
+        served.any(|served| served.profile.is_none())
+    };
+    view.peers.iter().filter(serve_unmeasured).count()
+}
+
 /// The swarm's model: a testnet has one.
 fn only_model(view: &SwarmView) -> Result<ModelCard, Exit> {
     let model = view.models.first().cloned();
-    model.ok_or_else(|| Exit::new(Kind::Unserved, "the swarm has no model"))
-}
-
-/// Requests with prompts as long as the trace's median one and shorter answers, and as many with longer ones, to be asked one after another.
-fn alone(planned: &[PlannedRequest], requests: usize, context: u32) -> [Vec<PlannedRequest>; 2] {
-    let mut prompts: Vec<u32> = planned.iter().map(|p| p.prompt).collect();
-    prompts.sort_unstable();
-    let answers = ANSWERS_ALONE.map(|tokens| tokens.min(context / 2).max(1));
-    let room = context.saturating_sub(answers[1]).max(1);
-    let prompt = prompts.get(prompts.len() / 2).map_or(1, |tokens| (*tokens).min(room));
-    answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
+    model.ok_or_else(|| Exit::new(ExitKind::Unserved, "the swarm has no model"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn requests_alone_have_room_in_the_models_context() {
-        let trace: Vec<PlannedRequest> =
-            [10, 900, 1000].map(|prompt| PlannedRequest { at: Duration::ZERO, prompt, answer: 5 }).into();
-        let lengths = |context| alone(&trace, 3, context).map(|all| (all.len(), all[0].prompt, all[0].answer));
-        assert_eq!(lengths(1024), [(3, 900, 24), (3, 900, 72)]);
-        assert_eq!(lengths(100), [(3, 50, 24), (3, 50, 50)]);
-        assert_eq!(lengths(1), [(3, 1, 1); 2]);
-    }
 
     #[test]
     fn the_plan_counts_that_was_in_force_longest() {

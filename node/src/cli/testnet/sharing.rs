@@ -8,16 +8,16 @@ mod turns;
 use super::{dir, exit, folder, spinner};
 use crate::{
     cli::{
-        ask::Peer,
+        ask::PeerClient,
         bench::serve::{
             self,
             arrivals::{Arrivals, DrawnLengths, PlannedRequest, drawn},
             client::{BenchTarget, Endpoint, LoadBounds, Run, load},
-            prompts::{Form, Prompts},
+            prompts::{PromptContent, Prompts},
             report::{Report, reasons},
         },
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         is_set, json as json_flag, output, switch, verb, whole,
     },
@@ -25,9 +25,9 @@ use crate::{
     view::SwarmView,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
-use compared::{Compared, Model, Row, Stopped};
+use compared::{ComparedModel, OrderComparison, Row, Stopped};
 use indicatif::ProgressBar;
-use simulated::{Alone, Simulated};
+use simulated::{LoneRequests, SimulatedPeer};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -111,7 +111,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let wish = Wish::of(matches)?;
+    let wish = SharingOptions::of(matches)?;
     let (mut asked, mut rows, mut ended) = (None, Vec::new(), None);
     let mut interrupts = Interrupts::heard();
     for order in &wish.orders {
@@ -125,9 +125,9 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     }
     let (stopped, error) = ended.unzip();
     let (Some(asked), false) = (asked, rows.is_empty()) else {
-        return Err(error.unwrap_or_else(|| Exit::new(Kind::Other, "nothing was asked")));
+        return Err(error.unwrap_or_else(|| Exit::new(ExitKind::Other, "nothing was asked")));
     };
-    let compared = Compared { load: wish.load, seed: wish.seed, models: asked.models(), rows, stopped };
+    let compared = OrderComparison { load: wish.load, seed: wish.seed, models: asked.models(), rows, stopped };
     if is_set(matches, "json") {
         output::print_json(&compared.json())?;
     } else {
@@ -143,7 +143,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 /// What is asked for.
-struct Wish {
+struct SharingOptions {
     models: Vec<String>,
     orders: Vec<(&'static str, TurnOrder)>,
     load: f64,
@@ -158,7 +158,7 @@ struct Wish {
 }
 
 /// What is asked of every peer: drawn once, by what the first one was measured to take.
-struct Asked {
+struct SharingLoad {
     names: Vec<String>,
     /// What was measured of each model's layers on the first peer.
     profiles: Vec<Option<LayerProfile>>,
@@ -167,11 +167,11 @@ struct Asked {
     means: Vec<f64>,
 }
 
-impl Asked {
-    fn models(&self) -> Vec<Model> {
+impl SharingLoad {
+    fn models(&self) -> Vec<ComparedModel> {
         let all = self.names.iter().zip(&self.profiles).zip(self.planned.iter().zip(&self.means));
         type Named<'a> = (&'a String, &'a Option<LayerProfile>);
-        let model = |((name, profile), (planned, mean)): (Named<'_>, (&Vec<PlannedRequest>, &f64))| Model {
+        let model = |((name, profile), (planned, mean)): (Named<'_>, (&Vec<PlannedRequest>, &f64))| ComparedModel {
             name: name.clone(),
             profile: *profile,
             requests: planned.len(),
@@ -181,9 +181,9 @@ impl Asked {
     }
 }
 
-impl Wish {
+impl SharingOptions {
     fn of(matches: &ArgMatches) -> Result<Self, Exit> {
-        let usage = |what: String| Exit::new(Kind::Usage, what);
+        let usage = |what: String| Exit::new(ExitKind::Usage, what);
         let models: Vec<String> = matches.get_many::<String>("model").into_iter().flatten().cloned().collect();
         if models.len() < 2 {
             return Err(usage("--model: name two models or more, which take turns".into()));
@@ -215,7 +215,7 @@ impl Wish {
 
     /// One peer that has all models. Drafts and spot checks are work that the simulator knows nothing of.
     fn config(&self, settings: &Settings, matches: &ArgMatches, order: &str) -> Result<TestnetConfig, Exit> {
-        let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+        let executable = std::env::current_exe().map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
         let threads = self.threads.to_string();
         let told =
             ["--device", "cpu", "--threads", threads.as_str(), "--sharing", order, "--log", settings.text("log")];
@@ -240,7 +240,7 @@ impl Wish {
         settings: &Settings,
         matches: &ArgMatches,
         (name, order): (&'static str, TurnOrder),
-        (asked, rows): (&mut Option<Asked>, &mut Vec<Row>),
+        (asked, rows): (&mut Option<SharingLoad>, &mut Vec<Row>),
         interrupts: &mut Interrupts,
     ) -> Result<(), Exit> {
         let config = self.config(settings, matches, name)?;
@@ -260,7 +260,7 @@ impl Wish {
             note!("tsnode: note: logs are in {}", folder.display());
             return Ok(());
         }
-        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))
     }
 
     /// One order, live and simulated.
@@ -269,11 +269,11 @@ impl Wish {
         settings: &Settings,
         net: &Testnet,
         (name, order): (&'static str, TurnOrder),
-        asked: &mut Option<Asked>,
+        asked: &mut Option<SharingLoad>,
     ) -> Result<Row, Exit> {
-        let missing = || Exit::new(Kind::Other, "no peer to ask");
+        let missing = || Exit::new(ExitKind::Other, "no peer to ask");
         let info: PeerInfo = net.peers().first().map(|info| (*info).clone()).ok_or_else(missing)?;
-        let peer = || Peer::of(settings, info.http.clone(), &info.data_dir);
+        let peer = || PeerClient::of(settings, info.http.clone(), &info.data_dir);
         let (view, cards) = served(&peer()?, self.models.len()).await?;
         self.within(&cards)?;
         let mut targets = Vec::with_capacity(cards.len());
@@ -286,9 +286,9 @@ impl Wish {
         let spinner = self.spinner(format!("{name}: asking each model one request after another"));
         let alone = self.each_alone(&targets, &cards).await;
         spinner.finish_and_clear();
-        let simulated = Simulated::new(&view, &cards, &alone?)?;
-        let asked: &Asked = asked.get_or_insert_with(|| self.asked(&view, &cards, &simulated));
-        let Asked { planned, means, .. } = asked;
+        let simulated = SimulatedPeer::new(&view, &cards, &alone?)?;
+        let asked: &SharingLoad = asked.get_or_insert_with(|| self.asked(&view, &cards, &simulated));
+        let SharingLoad { planned, means, .. } = asked;
         let bar = serve::bar(planned.iter().map(Vec::len).sum(), !self.shows_progress);
         bar.set_message(name);
         let before = used(&peer()?, &cards).await?;
@@ -296,7 +296,7 @@ impl Wish {
         bar.finish_and_clear();
         if runs.iter().any(|run| run.cut + run.unsent > 0) {
             let what = format!("{name}: some requests had not ended {} s after the last came", DRAIN.as_secs());
-            return Err(Exit::new(Kind::Request, format!("{what}; ask for less: --load, --requests")));
+            return Err(Exit::new(ExitKind::Request, format!("{what}; ask for less: --load, --requests")));
         }
         let after = used(&peer()?, &cards).await?;
         let (latencies, simulated_turns) = simulated.run(order, planned, means);
@@ -328,14 +328,14 @@ impl Wish {
                 let what =
                     format!("{}: its context of {context} tokens is shorter than requests of {longest}", card.name);
                 let next = "ask for less with --input-len and --output-len, which vary by half";
-                return Err(Exit::new(Kind::Usage, format!("{what}; {next}")));
+                return Err(Exit::new(ExitKind::Usage, format!("{what}; {next}")));
             }
         }
         Ok(())
     }
 
     /// What models take that are asked alone, one after the other.
-    async fn each_alone(&self, targets: &[Arc<BenchTarget>], cards: &[ModelCard]) -> Result<Vec<Alone>, Exit> {
+    async fn each_alone(&self, targets: &[Arc<BenchTarget>], cards: &[ModelCard]) -> Result<Vec<LoneRequests>, Exit> {
         let mut all = Vec::with_capacity(targets.len());
         for (n, target) in targets.iter().enumerate() {
             all.push(self.alone(target, n, cards).await?);
@@ -344,7 +344,7 @@ impl Wish {
     }
 
     /// A model's usual requests, one after another.
-    async fn alone(&self, target: &Arc<BenchTarget>, n: usize, cards: &[ModelCard]) -> Result<Alone, Exit> {
+    async fn alone(&self, target: &Arc<BenchTarget>, n: usize, cards: &[ModelCard]) -> Result<LoneRequests, Exit> {
         let DrawnLengths { prompt, answer, .. } = self.lengths[n];
         let planned = vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; ALONE];
         let one = LoadBounds { concurrency: 1, longest: DRAIN };
@@ -356,14 +356,14 @@ impl Wish {
         if report.completed < ALONE {
             let why = report.reasons.first().map_or("it did not end in time", |(why, _)| why.as_str());
             let what = format!("a request alone for {} is not answered: {why}", target.model);
-            return Err(Exit::new(Kind::Request, what));
+            return Err(Exit::new(ExitKind::Request, what));
         }
         let used = used(&target.peer, cards).await?[n].since(&before);
-        Ok(Alone { prompt, answer, report, used })
+        Ok(LoneRequests { prompt, answer, report, used })
     }
 
     /// Requests of all models over one span, each model's so often that alone they would take `load` of the device's time.
-    fn asked(&self, view: &SwarmView, cards: &[ModelCard], simulated: &Simulated) -> Asked {
+    fn asked(&self, view: &SwarmView, cards: &[ModelCard], simulated: &SimulatedPeer) -> SharingLoad {
         let usual = |(n, lengths): (usize, &DrawnLengths)| simulated.alone(n, lengths.prompt, lengths.answer);
         let rates: Vec<f64> = self.lengths.iter().enumerate().map(usual).map(|alone| self.load / alone).collect();
         let sum: f64 = rates.iter().sum();
@@ -380,7 +380,7 @@ impl Wish {
         let device = view.peers.first().and_then(|peer| peer.advert.devices.first());
         let profile = |card: &ModelCard| device.and_then(|device| device.profile(card.id)).copied();
         let (names, profiles) = cards.iter().map(|card| (card.name.clone(), profile(card))).unzip();
-        Asked { names, profiles, planned, means }
+        SharingLoad { names, profiles, planned, means }
     }
 
     /// All models' requests at their times.
@@ -408,7 +408,8 @@ async fn ask(
     bounds: LoadBounds,
     watch: impl Fn(usize),
 ) -> Run {
-    let prompts = Prompts { form: Form::Tokens, shared: 0, seed: seed.wrapping_mul(64).wrapping_add(n as u64) };
+    let prompts =
+        Prompts { form: PromptContent::Tokens, shared: 0, seed: seed.wrapping_mul(64).wrapping_add(n as u64) };
     // Whoever interrupts it ends all of a row.
     load(target, prompts, planned, bounds, std::future::pending(), |ended, _| watch(ended)).await
 }
@@ -423,7 +424,7 @@ fn of_each(runs: &[Run], means: &[f64]) -> Vec<Sorted> {
 }
 
 /// What each model has had of the peer's device, once no more steps come.
-async fn used(peer: &Peer, cards: &[ModelCard]) -> Result<Vec<ServiceUse>, Exit> {
+async fn used(peer: &PeerClient, cards: &[ModelCard]) -> Result<Vec<ServiceUse>, Exit> {
     let of = |view: SwarmView| -> Vec<ServiceUse> {
         let own =
             |card: &ModelCard| view.turns.iter().filter(|turns| turns.model == card.id).map(|turns| turns.used).sum();
@@ -441,7 +442,7 @@ async fn used(peer: &Peer, cards: &[ModelCard]) -> Result<Vec<ServiceUse>, Exit>
 }
 
 /// The swarm as its one peer sees it once it serves all models, and these in the order in which it was told them.
-async fn served(peer: &Peer, models: usize) -> Result<(SwarmView, Vec<ModelCard>), Exit> {
+async fn served(peer: &PeerClient, models: usize) -> Result<(SwarmView, Vec<ModelCard>), Exit> {
     let until = Instant::now() + PATIENCE;
     loop {
         let view = peer.view().await?;
@@ -457,7 +458,7 @@ async fn served(peer: &Peer, models: usize) -> Result<(SwarmView, Vec<ModelCard>
         if Instant::now() > until {
             let what =
                 format!("the peer serves {} of {models} models after {} s", view.loaded.len(), PATIENCE.as_secs());
-            return Err(Exit::new(Kind::Unserved, what));
+            return Err(Exit::new(ExitKind::Unserved, what));
         }
         tokio::time::sleep(LOOK).await;
     }

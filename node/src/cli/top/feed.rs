@@ -3,8 +3,8 @@
 use super::snapshot::{Feed, RequestsView, Snapshot};
 use crate::{
     cli::{
-        ask::{Peer, unanswered},
-        exit::{Exit, Kind},
+        ask::{PeerClient, unanswered},
+        exit::{Exit, ExitKind},
     },
     view::{PeerView, SwarmView},
 };
@@ -36,12 +36,12 @@ enum Unheard {
 }
 
 /// Asks a peer for all that is shown.
-pub(super) async fn ask(peer: &Peer) -> Result<(SwarmView, RequestsView), Exit> {
+pub(super) async fn ask(peer: &PeerClient) -> Result<(SwarmView, RequestsView), Exit> {
     Ok((peer.view().await?, peer.get("/api/requests").await?))
 }
 
 /// Until nobody looks any more: whoever starts it aborts it.
-pub(super) async fn follow(peer: Peer, every: Duration, shown: watch::Sender<Snapshot>) {
+pub(super) async fn follow(peer: PeerClient, every: Duration, shown: watch::Sender<Snapshot>) {
     while !shown.is_closed() {
         let why = match listen(&peer, &shown).await {
             Unheard::Lost(why) => why,
@@ -57,15 +57,15 @@ pub(super) async fn follow(peer: Peer, every: Duration, shown: watch::Sender<Sna
 }
 
 /// Takes in what the peer tells.
-async fn listen(peer: &Peer, shown: &watch::Sender<Snapshot>) -> Unheard {
+async fn listen(peer: &PeerClient, shown: &watch::Sender<Snapshot>) -> Unheard {
     let asked = timeout(PATIENCE, peer.send(peer.request("/api/events?changes"))).await;
     let mut response = match asked {
         Ok(Ok(response)) => response,
-        Ok(Err(exit)) if exit.kind == Kind::Unreachable => return Unheard::Lost(exit.message),
+        Ok(Err(exit)) if exit.kind == ExitKind::Unreachable => return Unheard::Lost(exit.message),
         Ok(Err(exit)) => return Unheard::Refused(exit.message),
         Err(_) => return Unheard::Lost("no answer in time".into()),
     };
-    let mut events = Events::default();
+    let mut events = EventBytes::default();
     loop {
         let piece = match timeout(QUIET, response.chunk()).await {
             Ok(Ok(Some(piece))) => piece,
@@ -82,7 +82,7 @@ async fn listen(peer: &Peer, shown: &watch::Sender<Snapshot>) -> Unheard {
 }
 
 /// Whether a peer that is quiet answers when it is asked: a process that was stopped keeps its connections open.
-async fn is_there(peer: &Peer) -> bool {
+async fn is_there(peer: &PeerClient) -> bool {
     timeout(ASKED, peer.request("/healthz").send()).await.is_ok_and(|asked| asked.is_ok())
 }
 
@@ -161,7 +161,7 @@ fn is_live(snapshot: &mut Snapshot) {
 }
 
 /// Asks now and then, for a while.
-async fn poll(peer: &Peer, every: Duration, why: String, shown: &watch::Sender<Snapshot>) -> Result<(), Exit> {
+async fn poll(peer: &PeerClient, every: Duration, why: String, shown: &watch::Sender<Snapshot>) -> Result<(), Exit> {
     let why = in_short(peer, &why);
     for _ in 0..QUESTIONS {
         let (view, requests) = ask(peer).await?;
@@ -176,20 +176,20 @@ async fn poll(peer: &Peer, every: Duration, why: String, shown: &watch::Sender<S
 }
 
 /// What a line has room for: where it is asked is known, and what to do about it is said by verbs that end.
-fn in_short(peer: &Peer, why: &str) -> String {
+fn in_short(peer: &PeerClient, why: &str) -> String {
     let why = why.strip_prefix(&format!("{}: ", peer.base())).unwrap_or(why);
     why.split("; ").next().unwrap_or(why).to_owned()
 }
 
 /// Server-sent events, as their bytes come.
 #[derive(Default)]
-struct Events {
+struct EventBytes {
     line: Vec<u8>,
     name: String,
     data: String,
 }
 
-impl Events {
+impl EventBytes {
     /// Those that are whole now, each by name; none where one is too long.
     fn take(&mut self, bytes: &[u8]) -> Option<Vec<(String, String)>> {
         let mut whole = Vec::new();
@@ -237,7 +237,7 @@ mod tests {
             "event: swarm\ndata: {\"a\":1}\n\n\n: awake\n\nevent:requests\r\ndata: x\r\ndata: y\r\n\r\ndata: z\n";
         let expected = [("swarm", "{\"a\":1}"), ("requests", "x\ny")].map(|(name, data)| (name.into(), data.into()));
         for size in [1, 3, 1000] {
-            let mut events = Events::default();
+            let mut events = EventBytes::default();
             let told: Vec<_> = text.as_bytes().chunks(size).flat_map(|piece| events.take(piece).unwrap()).collect();
             assert_eq!(told, expected, "in pieces of {size}");
         }
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn an_event_without_end_is_given_up() {
-        let mut events = Events::default();
+        let mut events = EventBytes::default();
         let piece = vec![b'x'; 1 << 20];
         let taken = (0..100).take_while(|_| events.take(&piece).is_some()).count();
         assert_eq!(taken, LONGEST >> 20);

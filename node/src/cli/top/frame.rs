@@ -1,7 +1,7 @@
 //! Draws one frame of `tsnode top`: a function of what is known, of what a person has chosen to see, and of the window.
 
 use super::{
-    machine,
+    header,
     panes::Pane,
     screen::Screen,
     snapshot::{Feed, Snapshot},
@@ -75,7 +75,7 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, snapshot: &Snapshot, look: F
     let mut lines = area.rows();
     let Some(first) = lines.next() else { return };
     head(buffer, first, snapshot, look);
-    let mut machine = machine::lines(&snapshot.view);
+    let mut machine = header::lines(&snapshot.view);
     if look.has_keys && area.height < SHORT {
         machine.truncate(1);
     }
@@ -99,7 +99,7 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, snapshot: &Snapshot, look: F
 /// How many lines all of it takes.
 pub(super) fn lines(snapshot: &Snapshot) -> u16 {
     let lists = Pane::ALL.map(|pane| wanted(&pane.table(snapshot)));
-    lists.into_iter().chain([1, machine::lines(&snapshot.view).len() as u16]).fold(0, u16::saturating_add)
+    lists.into_iter().chain([1, header::lines(&snapshot.view).len() as u16]).fold(0, u16::saturating_add)
 }
 
 fn wanted(table: &PaneTable) -> u16 {
@@ -112,7 +112,7 @@ fn head(buffer: &mut Buffer, line: Rect, snapshot: &Snapshot, look: FrameLook<'_
     let (feed, mood) = feed(snapshot, look.now);
     let room = usize::from(line.width);
     let feed = fitted(&feed, room * 2 / 3);
-    let left = fitted(&machine::title(&snapshot.view), room.saturating_sub(width(&feed) + GAP));
+    let left = fitted(&header::title(&snapshot.view), room.saturating_sub(width(&feed) + GAP));
     buffer.set_string(line.x, line.y, left, Style::new().add_modifier(Modifier::BOLD));
     let right = line.right().saturating_sub(width(&feed) as u16);
     buffer.set_string(right, line.y, feed, look.theme.mood(mood));

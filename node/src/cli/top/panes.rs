@@ -1,7 +1,7 @@
 //! The panes of `tsnode top`: what each lists of a snapshot.
 
 use super::{
-    snapshot::{EndedView, Running, Snapshot},
+    snapshot::{EndedView, RunningRequest, Snapshot},
     table::{ColumnFit, PaneTable, RowMood, Sort, TableCell, TableColumn, TableRow},
 };
 use crate::{
@@ -239,14 +239,14 @@ fn requests(snapshot: &Snapshot) -> PaneTable {
         ("MODEL", ColumnFit::Spare),
     ]);
     let names = names(&snapshot.view);
-    let mut running: Vec<&Running> = snapshot.running.iter().collect();
+    let mut running: Vec<&RunningRequest> = snapshot.running.iter().collect();
     running.sort_by_key(|one| std::cmp::Reverse(one.seconds));
     let running = running.into_iter().map(|one| running_row(&names, one));
     let ended = snapshot.ended.iter().map(|one| ended_row(&snapshot.view, &names, one));
     PaneTable { columns, rows: running.chain(ended).collect() }
 }
 
-fn running_row(names: &BTreeMap<PeerId, String>, one: &Running) -> TableRow {
+fn running_row(names: &BTreeMap<PeerId, String>, one: &RunningRequest) -> TableRow {
     let count = |number: Option<u32>| TableCell::known(number.map(f64::from), |n| format!("{n:.0}"));
     let rate = one.new_tokens.filter(|_| one.seconds > 0).map(|tokens| f64::from(tokens) / one.seconds as f64);
     TableRow {

@@ -16,7 +16,7 @@ const GONE: usize = 64;
 #[derive(Clone, Debug)]
 pub(in crate::cli) struct Snapshot {
     pub view: SwarmView,
-    pub running: Vec<Running>,
+    pub running: Vec<RunningRequest>,
     /// Newest first.
     pub ended: VecDeque<EndedView>,
     pub feed: Feed,
@@ -41,7 +41,7 @@ pub(in crate::cli) enum Feed {
 
 /// A request under way. What a peer of an earlier version leaves out is not known.
 #[derive(Clone, Debug, Deserialize)]
-pub(in crate::cli) struct Running {
+pub(in crate::cli) struct RunningRequest {
     pub request: RequestId,
     pub model: String,
     pub seconds: u64,
@@ -74,7 +74,7 @@ pub(in crate::cli) struct RequestsView {
     #[serde(default)]
     pub requests: VecDeque<EndedView>,
     #[serde(default)]
-    pub running: Vec<Running>,
+    pub running: Vec<RunningRequest>,
 }
 
 impl Snapshot {

@@ -6,7 +6,7 @@ use super::{
     snapshot::Snapshot,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     plain,
     platform::Signals,
 };
@@ -29,7 +29,7 @@ impl Drop for Restored {
 }
 
 fn failed(error: &io::Error) -> Exit {
-    Exit::new(Kind::Other, format!("the terminal: {}; tsnode top --once needs none", plain::io_error(error)))
+    Exit::new(ExitKind::Other, format!("the terminal: {}; tsnode top --once needs none", plain::io_error(error)))
 }
 
 /// Until a key or a signal ends it.

@@ -1,6 +1,6 @@
 //! Answers: connections of other peers, and the streams they open.
 
-use super::priority::Kind;
+use super::priority::StreamKind;
 use super::tuning::{self, ETHERNET, LARGEST, Transport, Tuning};
 use super::{CODE_REFUSED, IncomingStream, LinkError, Links, PATIENCE, Stream, peer_of, probe, prove, tls, tunnel};
 use crate::{
@@ -175,7 +175,7 @@ pub(super) async fn serve(
     streams: &mpsc::Sender<IncomingStream>,
 ) {
     while let Ok(halves) = connection.connection.accept_bi().await {
-        let (stream, streams) = (Stream::new(halves, Kind::Bulk, connection), streams.clone());
+        let (stream, streams) = (Stream::new(halves, StreamKind::Bulk, connection), streams.clone());
         if links.inner.offence_reporter.keeps_out(peer) {
             return connection.connection.close(CODE_REFUSED.into(), b"cut off");
         }
@@ -209,7 +209,7 @@ async fn welcome(
         connection.blame();
         return tracing::debug!(%peer, %error, "stream refused");
     }
-    stream.sender.become_kind(Kind::of(&opening));
+    stream.sender.become_kind(StreamKind::of(&opening));
     if matches!(opening, Opening::Weights(_)) {
         stream.sender.count(connection.meter.leaving.weights());
     }

@@ -4,7 +4,7 @@
 //! the receiver uses again.
 
 use super::LinkError;
-use super::priority::Kind;
+use super::priority::StreamKind;
 use super::scavenger::CountedStream;
 use super::tuning::Tuning;
 use bytes::Bytes;
@@ -33,7 +33,7 @@ pub struct Stream {
 impl Stream {
     pub(super) fn new(
         (sender, receiver): (quinn::SendStream, quinn::RecvStream),
-        kind: Kind,
+        kind: StreamKind,
         tuning: &Arc<Tuning>,
     ) -> Self {
         let mut sender = FrameSender { stream: sender, kind, tuning: tuning.clone(), _counted: None, finished: false };
@@ -49,7 +49,7 @@ impl Stream {
 #[derive(Debug)]
 pub struct FrameSender {
     stream: quinn::SendStream,
-    kind: Kind,
+    kind: StreamKind,
     tuning: Arc<Tuning>,
     /// Among those that others give way to, or that give way.
     _counted: Option<CountedStream>,
@@ -58,7 +58,7 @@ pub struct FrameSender {
 
 impl FrameSender {
     /// What the stream turned out to be for.
-    pub(super) fn become_kind(&mut self, kind: Kind) {
+    pub(super) fn become_kind(&mut self, kind: StreamKind) {
         self.kind = kind;
         self.set_urgency(0);
     }
@@ -132,7 +132,7 @@ impl FrameSender {
                 if ahead == 0 {
                     return writing.as_mut().poll(cx);
                 }
-                // The window is wider for the moment of this call only: see `Kind::ahead`.
+                // The window is wider for the moment of this call only: see `StreamKind::ahead`.
                 let _wider = tuning.widen(ahead);
                 writing.as_mut().poll(cx)
             });

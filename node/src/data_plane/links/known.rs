@@ -53,7 +53,7 @@ pub(super) async fn watch(links: Links, stop: CancellationToken) {
 pub(super) struct KnownLinks {
     started: Instant,
     /// Held for map operations and arithmetic only.
-    peers: Mutex<BTreeMap<PeerId, Peer>>,
+    peers: Mutex<BTreeMap<PeerId, KnownPeer>>,
     /// Counts the links that have taken another way, or lost theirs.
     turns: watch::Sender<u64>,
     /// What trains within this host were carried at last, and when. Held for a copy.
@@ -61,7 +61,7 @@ pub(super) struct KnownLinks {
 }
 
 #[derive(Debug, Default)]
-struct Peer {
+struct KnownPeer {
     ways: Paths,
     /// Connections to it and from it, as long as they live.
     connections: Vec<Weak<Tuning>>,
@@ -69,7 +69,7 @@ struct Peer {
     connected: bool,
 }
 
-impl Peer {
+impl KnownPeer {
     fn live(&self) -> Vec<Arc<Tuning>> {
         let open = |connection: &Arc<Tuning>| connection.connection.close_reason().is_none();
         self.connections.iter().filter_map(Weak::upgrade).filter(open).collect()
@@ -94,13 +94,13 @@ impl KnownLinks {
         Self { started: Instant::now(), peers: Mutex::default(), turns: watch::channel(0).0, within: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<PeerId, Peer>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PeerId, KnownPeer>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All connections with a peer that live.
     pub fn connections(&self, peer: PeerId) -> Vec<Arc<Tuning>> {
-        self.lock().get(&peer).map(Peer::live).unwrap_or_default()
+        self.lock().get(&peer).map(KnownPeer::live).unwrap_or_default()
     }
 
     /// How a link goes.
@@ -196,7 +196,7 @@ impl KnownLinks {
     /// All links of which both latency and bandwidth are known, as many as an advert holds.
     pub fn links(&self) -> Vec<MeasuredLink> {
         let now = self.started.elapsed();
-        let stated = |(peer, known): (&PeerId, &Peer)| {
+        let stated = |(peer, known): (&PeerId, &KnownPeer)| {
             Some(MeasuredLink { link: known.ways.link(*peer)?, age: known.ways.age(now)?, at: known.at() })
         };
         self.lock().iter().filter_map(stated).take(limits::LINKS).collect()

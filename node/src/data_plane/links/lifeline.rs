@@ -149,7 +149,7 @@ fn lock(unanswered: &Unanswered) -> MutexGuard<'_, BTreeSet<(PeerId, Instant)>> 
 }
 
 /// A lifeline at another.
-struct Line {
+struct LifelineStream {
     stream: TcpStream,
     peer: PeerId,
     _call: OwnedSemaphorePermit,
@@ -240,7 +240,7 @@ impl Caller {
     }
 
     /// Says whose it is where that is asked, until it breaks.
-    async fn hold(&self, mut line: Line) {
+    async fn hold(&self, mut line: LifelineStream) {
         let mut nonce = Nonce([0; 32]);
         if line.stream.read_exact(&mut nonce.0).await.is_err() {
             return;
@@ -253,7 +253,7 @@ impl Caller {
 
     /// A lifeline, or another where one has broken. One that breaks before it is had says nothing: the listener of a process that
     /// is being ended may be closed after the connections.
-    async fn dial_again(&self, peer: PeerId, address: SocketAddr) -> Result<Line, Error> {
+    async fn dial_again(&self, peer: PeerId, address: SocketAddr) -> Result<LifelineStream, Error> {
         for _ in 1..TRIES {
             match self.dial(peer, address).await {
                 Err(error) if is_broken(error.kind()) => sleep(BREATH).await,
@@ -277,7 +277,7 @@ impl Caller {
     }
 
     /// A connection to a port that says it is `peer`'s.
-    async fn dial(&self, peer: PeerId, address: SocketAddr) -> Result<Line, Error> {
+    async fn dial(&self, peer: PeerId, address: SocketAddr) -> Result<LifelineStream, Error> {
         // As many as there are files for are held: others are done without.
         let call = self.calls.clone().try_acquire_owned().map_err(|_| Error::from(ErrorKind::QuotaExceeded))?;
         let greeted = async {
@@ -285,7 +285,11 @@ impl Caller {
             let _unanswered = LifelineCall::taken(peer, &self.unanswered);
             let mut id = [0; 32];
             stream.read_exact(&mut id).await?;
-            if id == peer.0 { Ok(Line { stream, peer, _call: call }) } else { Err(Error::from(ErrorKind::InvalidData)) }
+            if id == peer.0 {
+                Ok(LifelineStream { stream, peer, _call: call })
+            } else {
+                Err(Error::from(ErrorKind::InvalidData))
+            }
         };
         timeout(PATIENCE, greeted).await.unwrap_or_else(|_| Err(Error::from(ErrorKind::TimedOut)))
     }

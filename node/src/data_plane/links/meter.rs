@@ -40,12 +40,12 @@ struct AckRun {
     /// By the acknowledgement that is being read.
     batch: AckBatch,
     /// While the sender has always something to send.
-    busy: Span,
+    busy: AckSpan,
     queue: LinkQueue,
     /// Whether something was lost.
     lost: bool,
     /// Whether the sender waits for its program at times or not.
-    all: Span,
+    all: AckSpan,
     waited: bool,
     found: Vec<Evidence>,
 }
@@ -68,12 +68,12 @@ struct AckBatch {
 
 /// Bytes that were acknowledged after one mark, until another.
 #[derive(Debug, Default)]
-struct Span {
+struct AckSpan {
     marks: Option<(Mark, Mark)>,
     bytes: u64,
 }
 
-impl Span {
+impl AckSpan {
     /// So many more, or the first mark: what came with that one may have been under way for any time.
     fn add(&mut self, mark: Mark, bytes: u64) {
         match &mut self.marks {

@@ -4,7 +4,7 @@
 //! while. What one of them shows is a part of what the link carries.
 
 use super::tuning::{Transport, Tuning};
-use super::{Dial, LinkError, Links, PATIENCE, Stream};
+use super::{DialAttempt, LinkError, Links, PATIENCE, Stream};
 use futures::FutureExt;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ pub(super) struct ParallelConnections(Mutex<BTreeMap<(PeerId, u8), Extra>>);
 
 /// One of them, or the attempt at one.
 struct Extra {
-    dial: Dial,
+    dial: DialAttempt,
     /// Where it goes.
     to: SocketAddr,
     since: Instant,
@@ -140,7 +140,7 @@ impl Links {
             let dialled = links.clone().dial_beside(peer, to, cancel.clone()).boxed().shared();
             // Goes on when the KV transfer that asked for it does without.
             crate::tasks::spawn("parallel dial", dialled.clone());
-            Extra { dial: Dial { dialled, cancel, addresses: vec![to] }, to, since: now, used: now }
+            Extra { dial: DialAttempt { dialled, cancel, addresses: vec![to] }, to, since: now, used: now }
         });
         if extra.to != to {
             return None;

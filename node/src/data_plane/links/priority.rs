@@ -9,7 +9,7 @@ const AHEAD: u64 = 16 << 20;
 
 /// What a stream carries, the least urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum StreamKind {
     /// Files and probes: nobody waits for them within a step.
     Bulk,
     /// KV: a request waits for it.
@@ -20,7 +20,7 @@ pub(super) enum Kind {
     Words,
 }
 
-impl Kind {
+impl StreamKind {
     #[deny(clippy::wildcard_enum_match_arm)]
     pub fn of(opening: &Opening) -> Self {
         match opening {
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn tokens_go_before_activations_before_kv_before_files() {
-        let kinds = [Kind::Bulk, Kind::Kv, Kind::Activations, Kind::Words];
+        let kinds = [StreamKind::Bulk, StreamKind::Kv, StreamKind::Activations, StreamKind::Words];
         assert!(kinds.is_sorted_by(|a, b| a.priority(u8::MAX) < b.priority(0)), "urgency stays inside a kind");
         assert!(kinds.is_sorted_by(|a, b| a.ahead() <= b.ahead()));
     }

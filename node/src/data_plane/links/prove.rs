@@ -1,6 +1,6 @@
 //! The first stream of a connection: both ends prove that they are of the same swarm.
 
-use super::priority::Kind;
+use super::priority::StreamKind;
 use super::tuning::Tuning;
 use super::{CODE_REFUSED, LinkError, PATIENCE, Stream};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) async fn as_dialer(
 ) -> Result<(), LinkError> {
     let used = if connection.is_kv_stream() { ConnectionUse::KvStream } else { ConnectionUse::Anything };
     let halves = connection.connection.open_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
-    let mut stream = Stream::new(halves, Kind::Words, connection);
+    let mut stream = Stream::new(halves, StreamKind::Words, connection);
     let nonce = Nonce(crate::random_bytes());
     stream.sender.send(&Opening::Prove(nonce, used)).await?;
     // A listener of another swarm hangs up here.
@@ -56,7 +56,7 @@ pub(super) async fn as_listener(
 
 async fn listen(connection: &Arc<Tuning>, membership: &Membership, me: PeerId, peer: PeerId) -> Result<(), LinkError> {
     let halves = connection.connection.accept_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
-    let mut stream = Stream::new(halves, Kind::Words, connection);
+    let mut stream = Stream::new(halves, StreamKind::Words, connection);
     let stranger = || LinkError::NotAMember(peer.to_string());
     let Some(Opening::Prove(dialer_nonce, used)) = stream.receiver.recv().await? else { return Err(stranger()) };
     let nonce = Nonce(crate::random_bytes());

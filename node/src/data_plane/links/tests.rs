@@ -16,7 +16,7 @@ use tsnode_protocol::response_log::{Fingerprint, ResponseLogHead};
 use tsnode_protocol::{BytesPerSecond, KvCodec, KvDtype, KvStream, LayerRange, ModelId, RequestId, Secret, SwarmId};
 use tsnode_protocol::{codec::CodecError, limits, stream::DecodeOrder, stream::Opening};
 
-struct End {
+struct LinkEnd {
     links: Links,
     incoming: Incoming,
     gone: GonePeers,
@@ -26,15 +26,15 @@ struct End {
     _stop: tokio_util::sync::DropGuard,
 }
 
-fn end(secret: u8, shaping: Option<Shaping>) -> End {
+fn end(secret: u8, shaping: Option<Shaping>) -> LinkEnd {
     end_with(secret, shaping, None)
 }
 
-fn end_with(secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> End {
+fn end_with(secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> LinkEnd {
     end_by(KvStreams::Spare(0), secret, shaping, carriage)
 }
 
-fn end_by(kv_streams: KvStreams, secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> End {
+fn end_by(kv_streams: KvStreams, secret: u8, shaping: Option<Shaping>, carriage: Option<Carriage>) -> LinkEnd {
     end_at("127.0.0.1:0".parse().unwrap(), kv_streams, secret, shaping, carriage)
 }
 
@@ -44,7 +44,7 @@ fn end_at(
     secret: u8,
     shaping: Option<Shaping>,
     carriage: Option<Carriage>,
-) -> End {
+) -> LinkEnd {
     let identity = Identity::from_seed(&crate::random_bytes());
     let id = identity.peer_id();
     let membership = Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32])));
@@ -65,14 +65,14 @@ fn end_at(
     };
     let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();
-    End { links, incoming, gone, offence_receiver, address, id, _stop: stop.drop_guard() }
+    LinkEnd { links, incoming, gone, offence_receiver, address, id, _stop: stop.drop_guard() }
 }
 
 fn file() -> Opening {
     Opening::File { model: ModelId([1; 16]), name: "a".into() }
 }
 
-async fn pair(a: &End, b: &mut End) -> (Stream, IncomingStream) {
+async fn pair(a: &LinkEnd, b: &mut LinkEnd) -> (Stream, IncomingStream) {
     let (addresses, opening) = ([b.address], file());
     let open = a.links.open(b.id, &addresses, &opening);
     let (opened, arrived) = tokio::join!(open, timeout(PATIENCE, b.incoming.next()));
@@ -116,7 +116,7 @@ async fn both_ends_know_each_other_and_frames_arrive() {
     assert!(there.stream.receiver.recv::<Opening>().await.unwrap().is_none());
 }
 
-fn end_on(listen: &str) -> End {
+fn end_on(listen: &str) -> LinkEnd {
     end_at(listen.parse().unwrap(), KvStreams::Spare(0), 1, None, None)
 }
 
@@ -430,7 +430,7 @@ fn recall() -> Opening {
     Opening::Recall(ResponseLogHead { request: RequestId([1; 16]), asked: Fingerprint([0; 32]) })
 }
 
-async fn opened(a: &End, b: &mut End, opening: &Opening) -> (Stream, IncomingStream) {
+async fn opened(a: &LinkEnd, b: &mut LinkEnd, opening: &Opening) -> (Stream, IncomingStream) {
     let stream = a.links.open(b.id, &[b.address], opening).await.unwrap();
     (stream, timeout(PATIENCE, b.incoming.next()).await.unwrap().unwrap())
 }

@@ -8,7 +8,7 @@
 //! straight way as soon as it is there; old ones end on the way they began on.
 
 use super::tuning::{self, Transport, Tuning};
-use super::{Dial, LinkError, Links, PATIENCE, STREAMS, Stream, priority::Kind, prove, tls, tunnel};
+use super::{DialAttempt, LinkError, Links, PATIENCE, STREAMS, Stream, priority::StreamKind, prove, tls, tunnel};
 use crate::data_plane::carrier::Carried;
 use futures::{
     FutureExt, StreamExt,
@@ -86,7 +86,7 @@ impl Links {
     }
 
     /// The attempt at a connection, by whatever way.
-    pub(super) fn attempt(&self, peer: PeerId, addresses: Vec<SocketAddr>) -> Dial {
+    pub(super) fn attempt(&self, peer: PeerId, addresses: Vec<SocketAddr>) -> DialAttempt {
         let cancel = CancellationToken::new();
         let (links, cancelled, to) = (self.clone(), cancel.clone(), addresses.clone());
         let dialled = async move {
@@ -97,7 +97,7 @@ impl Links {
                 }
             }
         };
-        Dial { dialled: dialled.boxed().shared(), cancel, addresses }
+        DialAttempt { dialled: dialled.boxed().shared(), cancel, addresses }
     }
 
     /// The straight way if it is there in time, else whichever is there first.
@@ -369,14 +369,15 @@ impl Links {
     fn prefer(&self, peer: PeerId, connection: Arc<Tuning>) {
         let mut dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
         let addresses = dials.get(&peer).map(|dial| dial.addresses.clone()).unwrap_or_default();
-        let straight = |dial: &Dial| !dial.is_over() && dial.way().is_some_and(|way| matches!(way, Transport::Open(_)));
+        let straight =
+            |dial: &DialAttempt| !dial.is_over() && dial.way().is_some_and(|way| matches!(way, Transport::Open(_)));
         if !dials.get(&peer).is_some_and(straight) {
             tracing::info!(%peer, "a straight way is found: new streams take it");
             self.inner.around.is_news();
             let dialled = std::future::ready(Ok(connection)).boxed().shared();
             // Looked at, so that it counts as being there.
             let _ = dialled.clone().now_or_never();
-            dials.insert(peer, Dial { dialled, cancel: CancellationToken::new(), addresses });
+            dials.insert(peer, DialAttempt { dialled, cancel: CancellationToken::new(), addresses });
         }
     }
 
@@ -396,7 +397,7 @@ impl Links {
     pub(super) async fn seen_at(&self) -> Vec<SocketAddr> {
         let connections: Vec<Arc<Tuning>> = {
             let dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
-            let straight = |dial: &Dial| match dial.dialled.peek() {
+            let straight = |dial: &DialAttempt| match dial.dialled.peek() {
                 Some(Ok(connection)) if !dial.is_over() && matches!(connection.way, Transport::Open(_)) => {
                     Some(connection.clone())
                 }
@@ -422,7 +423,7 @@ impl Links {
     pub(super) async fn open_on(connection: &Arc<Tuning>, opening: &Opening) -> Result<Stream, LinkError> {
         let opened = timeout(PATIENCE, connection.connection.open_bi()).await.map_err(|_| LinkError::TimedOut)?;
         let halves = opened.map_err(|e| LinkError::Lost(e.to_string()))?;
-        let mut stream = Stream::new(halves, Kind::of(opening), connection);
+        let mut stream = Stream::new(halves, StreamKind::of(opening), connection);
         if matches!(opening, Opening::Kv(_)) {
             stream.sender.count(connection.meter.leaving.kv());
         }

@@ -1,6 +1,6 @@
 //! A chat completion's answer as Anthropic's messages: content blocks, and the events that tell them.
 
-use super::super::translate::{AnswerHead, CallPart, Framing, Part, StreamEvent, Teller, Usage, call_id};
+use super::super::translate::{AnswerHead, CallPart, CompletionPart, Framing, StreamEvent, Teller, Usage, call_id};
 use serde_json::{Value, json};
 
 /// Tells one message.
@@ -32,7 +32,7 @@ impl Teller for MessagesTeller {
         vec![said("message_start", json!({ "message": message }))]
     }
 
-    fn add(&mut self, part: Part) -> Vec<StreamEvent> {
+    fn add(&mut self, part: CompletionPart) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if !part.reasoning.is_empty() {
             self.within(
@@ -77,7 +77,7 @@ impl Teller for MessagesTeller {
         vec![said("error", json!({ "error": { "type": kind, "message": error["message"] } }))]
     }
 
-    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value {
+    fn whole(&mut self, head: &AnswerHead, answer: CompletionPart, usage: Usage) -> Value {
         let mut content = Vec::new();
         if !answer.reasoning.is_empty() {
             content.push(json!({ "type": "thinking", "thinking": answer.reasoning, "signature": "" }));
@@ -166,21 +166,24 @@ mod tests {
         AnswerHead { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
     }
 
-    fn text(text: &str) -> Part {
-        Part { text: text.into(), ..Part::default() }
+    fn text(text: &str) -> CompletionPart {
+        CompletionPart { text: text.into(), ..CompletionPart::default() }
     }
 
-    fn call(id: Option<&str>, arguments: &str) -> Part {
+    fn call(id: Option<&str>, arguments: &str) -> CompletionPart {
         let [id, name] = [id.map(str::to_owned), id.map(|_| "weather".to_owned())];
-        Part { calls: vec![CallPart { index: 0, id, name, arguments: arguments.into() }], ..Part::default() }
+        CompletionPart {
+            calls: vec![CallPart { index: 0, id, name, arguments: arguments.into() }],
+            ..CompletionPart::default()
+        }
     }
 
-    fn ends(finish: &str) -> Part {
-        Part { finish: Some(finish.into()), ..Part::default() }
+    fn ends(finish: &str) -> CompletionPart {
+        CompletionPart { finish: Some(finish.into()), ..CompletionPart::default() }
     }
 
     /// What a stream of these says, without names that its data have too.
-    fn stream(parts: Vec<Part>) -> Vec<Value> {
+    fn stream(parts: Vec<CompletionPart>) -> Vec<Value> {
         let mut teller = MessagesTeller::default();
         let mut told = teller.begin(&head());
         told.extend(parts.into_iter().flat_map(|part| teller.add(part)).collect::<Vec<_>>());
@@ -191,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_streamed_message_is_told_block_by_block() {
-        let thought = Part { reasoning: "Hm".into(), ..Part::default() };
+        let thought = CompletionPart { reasoning: "Hm".into(), ..CompletionPart::default() };
         let told = stream(vec![
             text(""),
             thought,
@@ -229,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_whole_message_has_the_same() {
-        let mut answer = Part { calls: call(Some("t1"), r#"{"city":"Ulm"}"#).calls, ..text("Hello") };
+        let mut answer = CompletionPart { calls: call(Some("t1"), r#"{"city":"Ulm"}"#).calls, ..text("Hello") };
         answer.finish = Some("tool_calls".into());
         let whole = MessagesTeller::default().whole(&head(), answer, USAGE);
         let tool = json!({ "type": "tool_use", "id": "t1", "name": "weather", "input": { "city": "Ulm" } });

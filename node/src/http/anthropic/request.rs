@@ -3,7 +3,7 @@
 use super::super::{
     ApiError,
     fields::Fields,
-    translate::{Kind, Translated, taken},
+    translate::{Translated, TranslatedKind, taken},
 };
 use serde_json::{Map, Value, json};
 
@@ -62,7 +62,7 @@ pub(super) fn translate<T>(mut fields: Fields, purpose: Purpose, teller: T) -> R
     };
     IGNORED.into_iter().for_each(|name| drop(fields.take(name)));
     fields.finish()?;
-    Ok(Translated { kind: Kind::Chat, body: Value::Object(body), stream, teller })
+    Ok(Translated { kind: TranslatedKind::Chat, body: Value::Object(body), stream, teller })
 }
 
 fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
@@ -303,7 +303,7 @@ mod tests {
             "metadata": { "user_id": "u" },
         }))
         .unwrap();
-        assert!(read.stream && read.kind == Kind::Chat);
+        assert!(read.stream && read.kind == TranslatedKind::Chat);
         let said = |role: &str, text: &str| json!({ "role": role, "content": text });
         let messages =
             [said("system", "Be brief."), said("user", "Hello"), said("assistant", "Good day"), said("user", "Go on")];

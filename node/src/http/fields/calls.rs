@@ -65,7 +65,7 @@ impl<'de> Wanted<'de> for WantedFunction {
         while let Some(name) = map.next_key_seed(Shallow(Owned))? {
             match name {
                 Read::Is(name) if name == "name" => called = map.next_value_seed(Shallow(Owned))?,
-                Read::Is(name) if name == "arguments" => arguments = map.next_value_seed(Shallow(Arguments))?,
+                Read::Is(name) if name == "arguments" => arguments = map.next_value_seed(Shallow(JsonArguments))?,
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
@@ -80,9 +80,9 @@ impl<'de> Wanted<'de> for WantedFunction {
 }
 
 /// A JSON object, in a string or as it is; nothing for what is none.
-struct Arguments;
+struct JsonArguments;
 
-impl<'de> Wanted<'de> for Arguments {
+impl<'de> Wanted<'de> for JsonArguments {
     type Value = Option<String>;
 
     fn text(self, text: &str) -> Read<Self::Value> {

@@ -196,7 +196,7 @@ impl<'de> Wanted<'de> for Content {
 
     fn list<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Read<Self::Value>, A::Error> {
         let mut whole = String::new();
-        while let Some(part) = seq.next_element_seed(Shallow(Part { whole: &mut whole }))? {
+        while let Some(part) = seq.next_element_seed(Shallow(ContentPart { whole: &mut whole }))? {
             if !matches!(part, Read::Is(())) {
                 return skip(&mut seq).map(|_| Read::Is(Err(WRONG_PART)));
             }
@@ -206,11 +206,11 @@ impl<'de> Wanted<'de> for Content {
 }
 
 /// A part of a message, whose text is added to the whole.
-struct Part<'w> {
+struct ContentPart<'w> {
     whole: &'w mut String,
 }
 
-impl<'de> Wanted<'de> for Part<'_> {
+impl<'de> Wanted<'de> for ContentPart<'_> {
     type Value = ();
 
     fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<()>, A::Error> {

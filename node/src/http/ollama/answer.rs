@@ -1,6 +1,6 @@
 //! A completion's answer in Ollama's words: an object for each part, on a line of its own.
 
-use super::super::translate::{AnswerHead, CallPart, Framing, Part, StreamEvent, Teller, Usage};
+use super::super::translate::{AnswerHead, CallPart, CompletionPart, Framing, StreamEvent, Teller, Usage};
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
@@ -116,7 +116,7 @@ impl Teller for OllamaTeller {
         Vec::new()
     }
 
-    fn add(&mut self, part: Part) -> Vec<StreamEvent> {
+    fn add(&mut self, part: CompletionPart) -> Vec<StreamEvent> {
         self.first.get_or_insert(self.asked.elapsed());
         self.finish = part.finish.or(self.finish.take());
         self.gather(part.calls);
@@ -142,7 +142,7 @@ impl Teller for OllamaTeller {
         vec![line(json!({ "error": error["message"] }))]
     }
 
-    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value {
+    fn whole(&mut self, head: &AnswerHead, answer: CompletionPart, usage: Usage) -> Value {
         self.finish = answer.finish;
         self.gather(answer.calls);
         let calls = self.calls();
@@ -162,7 +162,7 @@ mod tests {
         AnswerHead { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
     }
 
-    fn parts() -> [Part; 4] {
+    fn parts() -> [CompletionPart; 4] {
         let call = |id: Option<&str>, arguments: &str| CallPart {
             index: 0,
             id: id.map(str::to_owned),
@@ -170,10 +170,10 @@ mod tests {
             arguments: arguments.into(),
         };
         [
-            Part { reasoning: "Hm".into(), ..Part::default() },
-            Part { text: "Hi".into(), calls: vec![call(Some("c"), "{\"a\"")], ..Part::default() },
-            Part { calls: vec![call(None, ":1}")], ..Part::default() },
-            Part { finish: Some("length".into()), ..Part::default() },
+            CompletionPart { reasoning: "Hm".into(), ..CompletionPart::default() },
+            CompletionPart { text: "Hi".into(), calls: vec![call(Some("c"), "{\"a\"")], ..CompletionPart::default() },
+            CompletionPart { calls: vec![call(None, ":1}")], ..CompletionPart::default() },
+            CompletionPart { finish: Some("length".into()), ..CompletionPart::default() },
         ]
     }
 
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_whole_answer_to_a_prompt_is_a_response() {
-        let answer = Part { text: "Hi".into(), finish: Some("stop".into()), ..Part::default() };
+        let answer = CompletionPart { text: "Hi".into(), finish: Some("stop".into()), ..CompletionPart::default() };
         let told = OllamaTeller::of(OllamaEndpoint::Generate, false).whole(&head(), answer, USAGE);
         assert_eq!(
             (&told["response"], &told["done_reason"], &told["message"]),

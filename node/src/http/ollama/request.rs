@@ -3,7 +3,7 @@
 use super::super::{
     ApiError,
     fields::Fields,
-    translate::{Kind, Translated, taken},
+    translate::{Translated, TranslatedKind, taken},
 };
 use super::answer::{OllamaEndpoint, OllamaTeller};
 use serde_json::{Map, Value, json};
@@ -30,7 +30,7 @@ const DRAWS: [(&str, f64); 3] = [("mirostat", 0.0), ("typical_p", 1.0), ("tfs_z"
 /// A request as it was read.
 #[derive(Debug)]
 pub(super) struct OllamaRequest {
-    kind: Kind,
+    kind: TranslatedKind,
     body: Map<String, Value>,
     stream: bool,
     endpoint: OllamaEndpoint,
@@ -72,7 +72,7 @@ pub(super) fn chat(mut fields: Fields) -> Result<OllamaRequest, ApiError> {
     }
     let stream = stream(&mut fields)?;
     fields.finish()?;
-    Ok(OllamaRequest { kind: Kind::Chat, body, stream, endpoint: OllamaEndpoint::Chat, asks_nothing })
+    Ok(OllamaRequest { kind: TranslatedKind::Chat, body, stream, endpoint: OllamaEndpoint::Chat, asks_nothing })
 }
 
 pub(super) fn generate(mut fields: Fields) -> Result<OllamaRequest, ApiError> {
@@ -89,12 +89,18 @@ pub(super) fn generate(mut fields: Fields) -> Result<OllamaRequest, ApiError> {
     let asks_nothing = prompt.is_empty();
     if raw {
         body.insert("prompt".into(), prompt.into());
-        return Ok(OllamaRequest { kind: Kind::Text, body, stream, endpoint: OllamaEndpoint::Generate, asks_nothing });
+        return Ok(OllamaRequest {
+            kind: TranslatedKind::Text,
+            body,
+            stream,
+            endpoint: OllamaEndpoint::Generate,
+            asks_nothing,
+        });
     }
     let system = system.filter(|text| !text.is_empty()).map(|text| json!({ "role": "system", "content": text }));
     let said = system.into_iter().chain([json!({ "role": "user", "content": prompt })]);
     body.insert("messages".into(), said.collect());
-    Ok(OllamaRequest { kind: Kind::Chat, body, stream, endpoint: OllamaEndpoint::Generate, asks_nothing })
+    Ok(OllamaRequest { kind: TranslatedKind::Chat, body, stream, endpoint: OllamaEndpoint::Generate, asks_nothing })
 }
 
 fn wrong(name: &str, why: &str) -> ApiError {
@@ -245,9 +251,9 @@ mod tests {
         let said = |role: &str, text: &str| json!({ "role": role, "content": text });
         let templated = asked(false);
         assert_eq!(templated.body["messages"], json!([said("system", "Be brief."), said("user", "Hi")]));
-        assert!(!templated.stream && templated.kind == Kind::Chat);
+        assert!(!templated.stream && templated.kind == TranslatedKind::Chat);
         let raw = asked(true);
-        assert_eq!((raw.kind, &raw.body["prompt"]), (Kind::Text, &json!("Hi")));
+        assert_eq!((raw.kind, &raw.body["prompt"]), (TranslatedKind::Text, &json!("Hi")));
         assert!(generate(fields(json!({ "model": "m" }))).unwrap().asks_nothing);
     }
 

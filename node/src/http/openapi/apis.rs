@@ -1,7 +1,7 @@
 //! All paths but completions and what is only read, as the document shows them: other APIs, encoders, tokens, and what the owner may
 //! ask.
 
-use super::answers;
+use super::response_schemas;
 use serde_json::{Map, Value, json};
 
 /// What a path takes and answers.
@@ -120,24 +120,24 @@ pub(super) const OPERATIONS: &[Operation] = &[
 
 impl Operation {
     pub fn shown(&self) -> Value {
-        let mut content = json!({ "application/json": { "schema": answers::reference(self.answer) } });
+        let mut content = json!({ "application/json": { "schema": response_schemas::reference(self.answer) } });
         if let Some(kind) = self.streamed {
             content[kind] = json!({ "schema": {} });
         }
-        let mut responses = answers::refusals(&answers::REFUSALS, self.errors.schema());
+        let mut responses = response_schemas::refusals(&response_schemas::REFUSALS, self.errors.schema());
         let mut operation = json!({ "summary": self.says, "security": [{}, { "key": [] }] });
         if let Some(body) = self.body {
-            responses.extend(answers::refusals(&answers::OF_BODIES, self.errors.schema()));
+            responses.extend(response_schemas::refusals(&response_schemas::OF_BODIES, self.errors.schema()));
             operation["requestBody"] =
                 json!({ "required": true, "content": { "application/json": { "schema": body() } } });
         }
         if self.path.contains("{id}") {
-            responses.extend(answers::refusals(&answers::OF_IDS, self.errors.schema()));
-            operation["parameters"] = json!([answers::id()]);
+            responses.extend(response_schemas::refusals(&response_schemas::OF_IDS, self.errors.schema()));
+            operation["parameters"] = json!([response_schemas::id()]);
         }
         if self.days {
-            responses.extend(answers::refusals(&answers::OF_DAYS, self.errors.schema()));
-            operation["parameters"] = json!([answers::days()]);
+            responses.extend(response_schemas::refusals(&response_schemas::OF_DAYS, self.errors.schema()));
+            operation["parameters"] = json!([response_schemas::days()]);
         }
         responses.insert(self.status.into(), json!({ "description": self.says, "content": content }));
         operation["responses"] = Value::Object(responses);

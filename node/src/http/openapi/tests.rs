@@ -1,6 +1,6 @@
 //! The document and the reader say the same.
 
-use super::fields::{At, Field, Kind, all};
+use super::request_fields::{At, Field, FieldType, all};
 use crate::http::{
     fields::asked,
     tests::{Api, CHAT, TEXT, hello, said},
@@ -22,19 +22,23 @@ fn body(path: &str) -> Value {
 /// Values that a field takes, and values that it does not.
 fn examples(field: &Field) -> (Vec<Value>, Vec<Value>) {
     match field.kind {
-        Kind::Text => (vec![], vec![json!(1), json!([])]),
-        Kind::Flag => (vec![json!(false)], vec![json!("x"), json!(1)]),
-        Kind::Whole(low, high) if high == i64::MAX => (vec![json!(low), json!(high)], vec![json!("x"), json!(1.5)]),
-        Kind::Whole(low, high) => (vec![json!(low)], vec![json!(low - 1), json!(high + 1), json!("x"), json!(1.5)]),
-        Kind::Number(low, high) => {
+        FieldType::Text => (vec![], vec![json!(1), json!([])]),
+        FieldType::Flag => (vec![json!(false)], vec![json!("x"), json!(1)]),
+        FieldType::Whole(low, high) if high == i64::MAX => {
+            (vec![json!(low), json!(high)], vec![json!("x"), json!(1.5)])
+        }
+        FieldType::Whole(low, high) => {
+            (vec![json!(low)], vec![json!(low - 1), json!(high + 1), json!("x"), json!(1.5)])
+        }
+        FieldType::Number(low, high) => {
             (vec![json!(low), json!(high)], vec![json!(low - 0.1), json!(high + 0.1), json!("x")])
         }
-        Kind::Packing(names) => {
+        FieldType::Packing(names) => {
             let each = names.iter().flat_map(|name| [json!(name), json!(format!("{name}@128"))]);
             (each.collect(), vec![json!("x"), json!(1), json!("int4@100"), json!("@128")])
         }
-        Kind::Only(value) => (vec![serde_json::from_str(value).unwrap()], vec![json!("x"), json!(7)]),
-        Kind::Other(_) | Kind::Any => (vec![], vec![]),
+        FieldType::Only(value) => (vec![serde_json::from_str(value).unwrap()], vec![json!("x"), json!(7)]),
+        FieldType::Other(_) | FieldType::Any => (vec![], vec![]),
     }
 }
 

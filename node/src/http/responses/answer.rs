@@ -1,6 +1,6 @@
 //! A chat completion's answer as a response: items of output, and the events that tell them.
 
-use super::super::translate::{AnswerHead, CallPart, Part, StreamEvent, Usage, call_id};
+use super::super::translate::{AnswerHead, CallPart, CompletionPart, StreamEvent, Usage, call_id};
 use super::{items, request::ResponsesRequest};
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ impl ResponsesTeller {
             .collect()
     }
 
-    pub fn add(&mut self, part: Part) -> Vec<StreamEvent> {
+    pub fn add(&mut self, part: CompletionPart) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if !part.reasoning.is_empty() {
             let same = |item: &OutputItem| matches!(item, OutputItem::Reasoning { .. });
@@ -82,7 +82,7 @@ impl ResponsesTeller {
         vec![self.said("response.failed", json!({ "response": response }))]
     }
 
-    pub fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value {
+    pub fn whole(&mut self, head: &AnswerHead, answer: CompletionPart, usage: Usage) -> Value {
         self.head = head.clone();
         self.add(answer);
         if self.items.is_empty() {
@@ -276,20 +276,23 @@ mod tests {
         AnswerHead { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
     }
 
-    fn text(text: &str) -> Part {
-        Part { text: text.into(), ..Part::default() }
+    fn text(text: &str) -> CompletionPart {
+        CompletionPart { text: text.into(), ..CompletionPart::default() }
     }
 
-    fn call(index: usize, id: Option<&str>, arguments: &str) -> Part {
+    fn call(index: usize, id: Option<&str>, arguments: &str) -> CompletionPart {
         let [id, name] = [id.map(str::to_owned), id.map(|_| "weather".to_owned())];
-        Part { calls: vec![CallPart { index, id, name, arguments: arguments.into() }], ..Part::default() }
+        CompletionPart {
+            calls: vec![CallPart { index, id, name, arguments: arguments.into() }],
+            ..CompletionPart::default()
+        }
     }
 
-    fn ends(finish: &str) -> Part {
-        Part { finish: Some(finish.into()), ..Part::default() }
+    fn ends(finish: &str) -> CompletionPart {
+        CompletionPart { finish: Some(finish.into()), ..CompletionPart::default() }
     }
 
-    fn stream(telling: &mut ResponsesTeller, parts: Vec<Part>) -> Vec<Value> {
+    fn stream(telling: &mut ResponsesTeller, parts: Vec<CompletionPart>) -> Vec<Value> {
         let mut told = telling.begin(&head());
         for part in parts {
             told.extend(telling.add(part));
@@ -321,8 +324,11 @@ mod tests {
         ];
         assert_eq!(kinds(&told), expected);
         assert_eq!((&told[4]["delta"], &told[4]["item_id"]), (&json!("Hel"), &json!("msg_0a0")));
-        let whole =
-            ResponsesTeller::default().whole(&head(), Part { finish: Some("stop".into()), ..text("Hello") }, USAGE);
+        let whole = ResponsesTeller::default().whole(
+            &head(),
+            CompletionPart { finish: Some("stop".into()), ..text("Hello") },
+            USAGE,
+        );
         assert_eq!(told[9]["response"], whole, "streamed or not, it is the same");
         assert_eq!((&whole["id"], &whole["status"]), (&json!("resp_0a"), &json!("completed")));
         assert_eq!(whole["output"][0]["content"][0]["text"], "Hello");
@@ -331,7 +337,7 @@ mod tests {
 
     #[test]
     fn thoughts_text_and_calls_are_items_of_their_own() {
-        let thought = Part { reasoning: "Hm".into(), ..Part::default() };
+        let thought = CompletionPart { reasoning: "Hm".into(), ..CompletionPart::default() };
         let parts = vec![
             thought,
             text("Yes"),

@@ -3,7 +3,7 @@
 use super::super::{
     ApiError,
     fields::Fields,
-    translate::{Kind, Translated, taken},
+    translate::{Translated, TranslatedKind, taken},
 };
 use super::{items, response_store};
 use serde_json::{Map, Value, json};
@@ -82,7 +82,7 @@ pub(super) fn translate<T>(
     };
     refuse_the_rest(fields)?;
     let teller = teller(ResponsesRequest { repeated, conversation: keeps.then_some(conversation) });
-    Ok(Translated { kind: Kind::Chat, body: Value::Object(body), stream, teller })
+    Ok(Translated { kind: TranslatedKind::Chat, body: Value::Object(body), stream, teller })
 }
 
 fn repeat(fields: &mut Fields) -> Map<String, Value> {

@@ -248,7 +248,7 @@ fn with_byte_tokens() -> (ModelFiles, Vec<Token>) {
 async fn characters_of_byte_tokens_reach_the_client_whole() {
     let (files, tokens) = with_byte_tokens();
     let count = tokens.len();
-    let api = Api::of(files, Part::Write(tokens), keys(None, None)).await;
+    let api = Api::of(files, GatewayReply::Write(tokens), keys(None, None)).await;
     let ask = |more: Value| {
         let mut body = json!({ "prompt": [1, 261], "logprobs": 1 });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -276,7 +276,7 @@ async fn characters_of_byte_tokens_reach_the_client_whole() {
 async fn a_token_beyond_the_model_is_refused_where_the_tokenizer_has_it() {
     let (mut files, tokens) = with_byte_tokens();
     files.card.shape.vocab = 262;
-    let api = Api::of(files, Part::Write(tokens[..4].to_vec()), keys(None, None)).await;
+    let api = Api::of(files, GatewayReply::Write(tokens[..4].to_vec()), keys(None, None)).await;
     let (status, answer) = api.post(TEXT, json!({ "prompt": [1, 262] })).await;
     assert_eq!(status, 400, "{answer}");
     assert_eq!(answer["error"]["message"], "token id 262 is outside the vocabulary of 262");

@@ -94,10 +94,10 @@ async fn errors_of_messages_have_their_own_form() {
     let no_json = api.client.post(format!("{}{MESSAGES}", api.url)).body("{}").send().await.unwrap();
     assert!(no_json.status().is_client_error() && no_json.headers().contains_key("request-id"));
     assert_eq!(no_json.json::<Value>().await.unwrap()["type"], "error");
-    let refusing = Api::up(Part::Refuse).await.send(MESSAGES, &message("x")).await;
+    let refusing = Api::up(GatewayReply::Refuse).await.send(MESSAGES, &message("x")).await;
     assert_eq!((refusing.status().as_u16(), &refusing.headers()["retry-after"]), (503, &"3".parse().unwrap()));
     assert_eq!(refusing.json::<Value>().await.unwrap()["error"]["type"], "overloaded_error");
-    let broken = Api::up(Part::BreakOff("The wind")).await;
+    let broken = Api::up(GatewayReply::BreakOff("The wind")).await;
     let mut body = message("x");
     assert_eq!(broken.post(MESSAGES, body.clone()).await.1["error"]["type"], "api_error");
     body["stream"] = json!(true);
@@ -153,7 +153,7 @@ async fn a_response_that_is_not_to_be_kept_or_fails_is_not() {
     let api = Api::up(said(End::Stop)).await;
     let (_, whole) = api.post(RESPONSES, json!({ "input": "x", "store": false })).await;
     assert_eq!(api.get(&format!("{RESPONSES}/{}", whole["id"].as_str().unwrap())).await.status(), 404);
-    let broken = Api::up(Part::BreakOff("The wind")).await;
+    let broken = Api::up(GatewayReply::BreakOff("The wind")).await;
     let told = events(&broken, RESPONSES, json!({ "input": "x", "stream": true })).await;
     let (name, last) = told.last().unwrap();
     assert_eq!((name.as_str(), &last["response"]["status"]), ("response.failed", &json!("failed")));
@@ -188,7 +188,7 @@ async fn ollamas_chats_and_prompts_are_lines_of_json() {
 
 #[tokio::test]
 async fn ollamas_models_and_errors_are_as_its_clients_know_them() {
-    let api = Api::up(Part::BreakOff("The wind")).await;
+    let api = Api::up(GatewayReply::BreakOff("The wind")).await;
     let name = files().card.name;
     let tags: Value = api.get("/api/tags").await.json().await.unwrap();
     assert_eq!(tags["models"][0]["name"], json!(name));
@@ -297,7 +297,7 @@ fn all_places(value: &Value, at: String, places: &mut Vec<String>) {
 
 #[tokio::test]
 async fn who_hangs_up_on_any_api_frees_what_it_asked_for() {
-    let mut api = Api::up(Part::Hang).await;
+    let mut api = Api::up(GatewayReply::Hang).await;
     let name = files().card.name;
     for (path, body) in [
         (RESPONSES, json!({ "input": "x", "stream": true })),
@@ -356,7 +356,7 @@ async fn texts_become_tokens_and_tokens_text_as_a_prompt_would() {
 
 #[tokio::test]
 async fn a_request_under_way_can_be_cancelled_and_its_client_is_told() {
-    let mut api = Api::up(Part::Hang).await;
+    let mut api = Api::up(GatewayReply::Hang).await;
     let cancel = async |id: &str| api.post(&format!("/api/requests/{id}/cancel"), json!({})).await.0;
     let streamed = api.send(TEXT, &json!({ "prompt": "x", "stream": true })).await;
     let id = streamed.headers()["x-request-id"].to_str().unwrap().to_owned();

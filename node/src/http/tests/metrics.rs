@@ -1,6 +1,6 @@
 //! Each request is counted once, and ends once; what is counted is written in the form that was asked for.
 
-use super::{Api, CHAT, Part, TEXT, hello, said};
+use super::{Api, CHAT, GatewayReply, TEXT, hello, said};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -93,7 +93,7 @@ async fn what_is_asked_of_a_model_is_shown_with_how_it_was_served() {
 #[tokio::test]
 async fn a_request_whose_client_goes_is_cancelled() {
     for stream in [true, false] {
-        let mut api = Api::up(Part::Hang).await;
+        let mut api = Api::up(GatewayReply::Hang).await;
         let body = json!({ "messages": hello(), "stream": stream });
         let request = crate::tasks::spawn("test", api.client.post(format!("{}{CHAT}", api.url)).json(&body).send());
         api.until("tsnode_requests_running", 1.0).await;
@@ -111,10 +111,10 @@ async fn a_request_whose_client_goes_is_cancelled() {
 #[tokio::test]
 async fn a_request_that_breaks_off_or_is_not_served_ends_as_that() {
     for stream in [true, false] {
-        let broken = Api::up(Part::BreakOff("The wind")).await;
+        let broken = Api::up(GatewayReply::BreakOff("The wind")).await;
         broken.send(TEXT, &json!({ "prompt": "x", "n": 2, "stream": stream })).await.text().await.unwrap();
         assert_eq!(broken.counts().await, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]);
-        let refused = Api::up(Part::Refuse).await;
+        let refused = Api::up(GatewayReply::Refuse).await;
         refused.send(TEXT, &json!({ "prompt": "x", "n": 2, "stream": stream })).await.text().await.unwrap();
         assert_eq!(refused.counts().await, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     }

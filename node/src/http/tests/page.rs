@@ -5,12 +5,12 @@ use crate::http::events::LISTENERS;
 use futures::{StreamExt, stream::BoxStream};
 
 /// Who listens to a peer's events.
-struct Listener {
+struct EventListener {
     stream: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
     rest: String,
 }
 
-impl Listener {
+impl EventListener {
     async fn to(api: &Api) -> Self {
         Self::at(api, "/api/events").await
     }
@@ -86,7 +86,7 @@ async fn who_asks_for_changes_is_told_an_advert_once() {
         leaving: false,
     };
     api.view.send_modify(|view| view.peers = vec![peer(1), peer(2)]);
-    let mut events = Listener::at(&api, "/api/events?changes").await;
+    let mut events = EventListener::at(&api, "/api/events?changes").await;
     let (name, swarm) = events.next().await;
     assert!(name == "swarm" && swarm["peers"][1]["advert"]["devices"].is_array(), "{name} {swarm}");
     assert_eq!(events.next().await.0, "requests");
@@ -104,8 +104,8 @@ async fn who_asks_for_changes_is_told_an_advert_once() {
 
 #[tokio::test]
 async fn events_tell_the_swarm_and_requests_as_they_change() {
-    let mut api = Api::up(Part::Hang).await;
-    let mut events = Listener::to(&api).await;
+    let mut api = Api::up(GatewayReply::Hang).await;
+    let mut events = EventListener::to(&api).await;
     let (name, swarm) = events.next().await;
     assert_eq!((name.as_str(), &swarm["me"]), ("swarm", &json!(api.view.borrow().me)));
     let (name, requests) = events.next().await;
@@ -135,7 +135,7 @@ async fn so_many_listen_at_once_and_no_more() {
     let api = Api::up(said(End::Stop)).await;
     let mut listeners = Vec::new();
     for _ in 0..LISTENERS {
-        listeners.push(Listener::to(&api).await);
+        listeners.push(EventListener::to(&api).await);
     }
     let refused = api.get("/api/events").await;
     assert_eq!((refused.status().as_u16(), refused.headers()["retry-after"].to_str().unwrap()), (503, "5"));
@@ -155,7 +155,7 @@ async fn so_many_listen_at_once_and_no_more() {
 #[tokio::test]
 async fn events_end_when_http_does() {
     let api = Api::up(said(End::Stop)).await;
-    let mut events = Listener::to(&api).await;
+    let mut events = EventListener::to(&api).await;
     events.next().await;
     api.stop.cancel();
     let ends = async { while events.stream.next().await.is_some() {} };

@@ -6,7 +6,7 @@ use super::*;
 async fn a_failure_has_a_status_before_the_stream_and_an_event_within_it() {
     let fails = [
         (said(End::Failed("the peer is gone".into())), "the peer is gone"),
-        (Part::BreakOff("The wind"), "the answer broke off"),
+        (GatewayReply::BreakOff("The wind"), "the answer broke off"),
     ];
     for (part, why) in fails {
         let api = Api::up(part).await;
@@ -26,7 +26,7 @@ async fn a_failure_has_a_status_before_the_stream_and_an_event_within_it() {
 
 #[tokio::test]
 async fn nobody_to_serve_is_503_with_a_time_to_come_back() {
-    let api = Api::up(Part::Refuse).await;
+    let api = Api::up(GatewayReply::Refuse).await;
     let response = api.send(TEXT, &json!({ "prompt": "x", "stream": true })).await;
     assert_eq!((response.status().as_u16(), response.headers()["retry-after"].to_str().unwrap()), (503, "3"));
     let stages = [
@@ -79,7 +79,7 @@ fn a_request_without_a_name_is_for_the_swarms_default_and_a_wrong_name_is_told_t
 
 #[tokio::test]
 async fn who_waits_is_told_why_everywhere_in_the_same_words() {
-    let api = Api::up(Part::Refuse).await;
+    let api = Api::up(GatewayReply::Refuse).await;
     let why = NotReady::SmallKv { model: "llama".into(), needs: 1024, holds: 512 };
     let words = "KV holds 512 tokens of llama, a plan needs 1024";
     for stage in [Readiness::Joining, Readiness::Planning] {
@@ -109,7 +109,7 @@ async fn who_waits_is_told_why_everywhere_in_the_same_words() {
 #[tokio::test]
 async fn a_client_that_hangs_up_is_let_go_even_while_nothing_is_said() {
     for stream in [true, false] {
-        let mut api = Api::up(Part::Hang).await;
+        let mut api = Api::up(GatewayReply::Hang).await;
         let url = format!("{}{TEXT}", api.url);
         let body = json!({ "prompt": "x", "stream": stream });
         let request = crate::tasks::spawn("test", api.client.post(url).json(&body).send());

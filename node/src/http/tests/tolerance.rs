@@ -1,6 +1,6 @@
 //! What ordinary clients send beside what OpenAI's reference has: it works as vLLM's, is ignored and named, or refused.
 
-use super::{Api, CHAT, Part, TEXT, hello, said};
+use super::{Api, CHAT, GatewayReply, TEXT, hello, said};
 use serde_json::{Value, json};
 use tsnode_protocol::{Token, stream::End};
 
@@ -58,7 +58,7 @@ async fn fields_of_vllm_reach_who_chooses_tokens() {
 
 #[tokio::test]
 async fn special_tokens_and_stops_are_text_where_they_are_asked_for() {
-    let api = Api::up(Part::Write(vec![Token(300), Token(2), Token(1)])).await;
+    let api = Api::up(GatewayReply::Write(vec![Token(300), Token(2), Token(1)])).await;
     let text = async |more: Value| {
         let mut body = json!({ "prompt": "x" });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

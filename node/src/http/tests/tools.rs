@@ -15,7 +15,7 @@ fn with_template(template: &str) -> ModelFiles {
 }
 
 async fn hermes(says: &'static str) -> Api {
-    Api::of(with_template(HERMES), Part::Say(says, End::Stop), keys(None, None)).await
+    Api::of(with_template(HERMES), GatewayReply::Say(says, End::Stop), keys(None, None)).await
 }
 
 fn wind() -> Value {
@@ -101,7 +101,7 @@ async fn bare_values_are_of_the_schemas_types_whole_and_streamed() {
     let template = format!("{HERMES}{{# <function=name> #}}");
     let says = "I look.\n<tool_call>\n<function=wind>\n<parameter=town>\nBonn \"am Rhein\"\n</parameter>\n<parameter=days>\n3\n\
                 </parameter>\n<parameter=at>\n7\n</parameter>\n</function>\n</tool_call>";
-    let api = Api::of(with_template(&template), Part::Say(says, End::Stop), keys(None, None)).await;
+    let api = Api::of(with_template(&template), GatewayReply::Say(says, End::Stop), keys(None, None)).await;
     let mut body = asked(json!({}));
     body["tools"][0]["function"]["parameters"]["properties"]["days"] = json!({ "type": "integer" });
     let held = json!({ "town": "Bonn \"am Rhein\"", "days": 3, "at": "7" });
@@ -126,7 +126,7 @@ async fn gemmas_thoughts_and_calls_are_apart_whole_and_streamed() {
                     {# <|tool_call>call: #}{{ '<|channel>thought\n<channel|>' if not enable_thinking }}";
     let says = "<|channel>thought\nWind, then.\n<channel|>I look.\n\
                 <|tool_call>call:wind{at:7,town:<|\"|>Bonn \"am Rhein\"<|\"|>}<tool_call|><|channel>thought\n<channel|>";
-    let api = Api::of(with_template(template), Part::Say(says, End::Stop), keys(None, None)).await;
+    let api = Api::of(with_template(template), GatewayReply::Say(says, End::Stop), keys(None, None)).await;
     let held = json!({ "town": "Bonn \"am Rhein\"", "at": 7 });
     let given = |text: &str| serde_json::from_str::<Value>(text).unwrap();
     let (_, answer) = api.post(CHAT, asked(json!({}))).await;
@@ -205,7 +205,7 @@ async fn who_must_call_is_constrained_to_it() {
 #[tokio::test]
 async fn an_answer_that_is_cut_off_within_a_call_says_so() {
     let text = "<tool_call>{\"name\": \"wind\", \"arguments\": {\"town\": \"Bo";
-    let api = Api::of(with_template(HERMES), Part::Say(text, End::Length), keys(None, None)).await;
+    let api = Api::of(with_template(HERMES), GatewayReply::Say(text, End::Length), keys(None, None)).await;
     let (_, answer) = api.post(CHAT, asked(json!({}))).await;
     let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "length");
@@ -240,7 +240,7 @@ async fn the_template_is_given_tools_calls_and_results() {
 #[tokio::test]
 async fn tools_are_described_to_a_model_whose_template_knows_none() {
     let call = "{\"name\": \"wind\", \"arguments\": {\"town\": \"Bonn\"}}";
-    let api = Api::up(Part::Say(call, End::Stop)).await;
+    let api = Api::up(GatewayReply::Say(call, End::Stop)).await;
     let (status, answer) = api.post(CHAT, asked(json!({}))).await;
     assert_eq!(status, 200, "{answer}");
     let choice = &answer["choices"][0];
@@ -290,7 +290,7 @@ async fn thoughts_are_apart_from_the_answer() {
     for (text, body) in [("One and\none.\n</think>\n\nTwo.", begun), ("<think>\nOne and\none.\n</think>\n\nTwo.", own)]
     {
         let template = format!("{HERMES}{{# </think> #}}");
-        let api = Api::of(with_template(&template), Part::Say(text, End::Stop), keys(None, None)).await;
+        let api = Api::of(with_template(&template), GatewayReply::Say(text, End::Stop), keys(None, None)).await;
         let (status, answer) = api.post(CHAT, body.clone()).await;
         assert_eq!(status, 200, "{answer}");
         let message = &answer["choices"][0]["message"];

@@ -33,13 +33,13 @@ const OLLAMA: [&str; 14] = [
 
 /// Whose form errors have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum ErrorFormat {
     OpenAi,
     Anthropic,
     Ollama,
 }
 
-impl Form {
+impl ErrorFormat {
     fn of(path: &str) -> Self {
         if path == "/v1/messages" || path.starts_with("/v1/messages/") {
             Self::Anthropic
@@ -53,9 +53,9 @@ impl Form {
 
 /// Shapes what goes wrong behind it, and names the request as the API does.
 pub(in crate::http) async fn errors(request: Request, next: Next) -> Response {
-    let form = Form::of(request.uri().path());
+    let form = ErrorFormat::of(request.uri().path());
     let mut response = next.run(request).await;
-    if form == Form::Anthropic
+    if form == ErrorFormat::Anthropic
         && let Some(id) = response.headers().get(REQUEST_ID).cloned()
     {
         response.headers_mut().insert(ANTHROPIC_ID, id);
@@ -63,9 +63,9 @@ pub(in crate::http) async fn errors(request: Request, next: Next) -> Response {
     let status = response.status();
     let Some(error) = response.extensions().get::<ApiError>() else { return response };
     let body = match form {
-        Form::OpenAi => return response,
-        Form::Anthropic => anthropic(status, &error.to_string()),
-        Form::Ollama => json!({ "error": error.to_string() }),
+        ErrorFormat::OpenAi => return response,
+        ErrorFormat::Anthropic => anthropic(status, &error.to_string()),
+        ErrorFormat::Ollama => json!({ "error": error.to_string() }),
     };
     *response.body_mut() = Body::from(body.to_string());
     response

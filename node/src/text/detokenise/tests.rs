@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 const CHARACTERS: [&str; 9] = ["가", "나", "❤", "\u{FE0F}", "😀", "é", " ", "A", "የ"];
 const WORDS: [&str; 12] = ["▁hello", "▁the", "▁", "▁▁", "▁▁▁x", "a", "b", ".", "é", "日本", "\u{FFFD}", " "];
 
-struct Kind {
+struct TestTokenizer {
     name: &'static str,
     tokenizer: Tokenizer,
     tokens: Vec<String>,
 }
 
-impl Kind {
+impl TestTokenizer {
     fn new(name: &'static str, decoder: Value, words: &[&str], bytes: impl IntoIterator<Item = String>) -> Self {
         // Two that are special and one that was added and is not.
         let tokens: Vec<String> =
@@ -44,12 +44,12 @@ impl Kind {
     }
 
     /// Any tokens: bytes of no character, ids that no token has.
-    fn any(&self, rng: &mut Rng) -> Vec<u32> {
+    fn any(&self, rng: &mut Lcg) -> Vec<u32> {
         (0..rng.below(24)).map(|_| rng.below(self.tokens.len() + 2) as u32).collect()
     }
 
     /// Tokens of which all bytes make characters.
-    fn valid(&self, rng: &mut Rng) -> Vec<u32> {
+    fn valid(&self, rng: &mut Lcg) -> Vec<u32> {
         let words = 3 + self.tokens[3..].iter().take_while(|token| !is_byte(token)).count();
         let one = |_| {
             let spelled = self.spelled(CHARACTERS[rng.below(CHARACTERS.len())]).filter(|_| rng.below(2) == 0);
@@ -111,9 +111,9 @@ fn is_byte(token: &str) -> bool {
     token.len() == 6 && token.starts_with("<0x")
 }
 
-struct Rng(u64);
+struct Lcg(u64);
 
-impl Rng {
+impl Lcg {
     fn below(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % sides
@@ -125,7 +125,7 @@ fn sequence(decoders: &[Value]) -> Value {
 }
 
 /// Vocabularies in which some tokens are bytes.
-fn with_byte_fallback() -> Vec<Kind> {
+fn with_byte_fallback() -> Vec<TestTokenizer> {
     let spaces = json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " });
     let [bytes, fuse] = [json!({ "type": "ByteFallback" }), json!({ "type": "Fuse" })];
     let strip = |start: u32, stop: u32| json!({ "type": "Strip", "content": " ", "start": start, "stop": stop });
@@ -139,11 +139,11 @@ fn with_byte_fallback() -> Vec<Kind> {
         ("byte fallback alone", bytes),
     ];
     let all = || (0..=255).map(|byte| format!("<0x{byte:02X}>"));
-    decoders.map(|(name, decoder)| Kind::new(name, decoder, &WORDS, all())).into()
+    decoders.map(|(name, decoder)| TestTokenizer::new(name, decoder, &WORDS, all())).into()
 }
 
 /// All others.
-fn others() -> Vec<Kind> {
+fn others() -> Vec<TestTokenizer> {
     let metaspace =
         |scheme| json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true });
     let pieces = ["hel", "##lo", "##", "don", "'", "##t", "n't", ".", "日", "##本", "##é", "▁"];
@@ -162,22 +162,22 @@ fn others() -> Vec<Kind> {
     let spelled = ["hello", "Ġthe", "ê°Ģ", "ðŁĺĢ", "Ċ", " ñ 가"];
     let none = std::iter::empty::<String>;
     vec![
-        Kind::new("ByteLevel", level.clone(), &spelled, bytes(0..=255)),
-        Kind::new("ByteLevel, fused", sequence(&[level, json!({ "type": "Fuse" })]), &spelled, bytes(0..=255)),
-        Kind::new("Metaspace", metaspace("always"), &WORDS, none()),
-        Kind::new("Metaspace, never", metaspace("never"), &WORDS, none()),
-        Kind::new("WordPiece", word_piece(true), &pieces, none()),
-        Kind::new("WordPiece as it is", word_piece(false), &pieces, none()),
-        Kind::new("BPE with ends of words", json!({ "type": "BPEDecoder", "suffix": "</w>" }), &ends, none()),
-        Kind::new("CTC", ctc(true), &letters, none()),
-        Kind::new("CTC as it is", ctc(false), &letters, none()),
-        Kind::new("no decoder", Value::Null, &WORDS, none()),
+        TestTokenizer::new("ByteLevel", level.clone(), &spelled, bytes(0..=255)),
+        TestTokenizer::new("ByteLevel, fused", sequence(&[level, json!({ "type": "Fuse" })]), &spelled, bytes(0..=255)),
+        TestTokenizer::new("Metaspace", metaspace("always"), &WORDS, none()),
+        TestTokenizer::new("Metaspace, never", metaspace("never"), &WORDS, none()),
+        TestTokenizer::new("WordPiece", word_piece(true), &pieces, none()),
+        TestTokenizer::new("WordPiece as it is", word_piece(false), &pieces, none()),
+        TestTokenizer::new("BPE with ends of words", json!({ "type": "BPEDecoder", "suffix": "</w>" }), &ends, none()),
+        TestTokenizer::new("CTC", ctc(true), &letters, none()),
+        TestTokenizer::new("CTC as it is", ctc(false), &letters, none()),
+        TestTokenizer::new("no decoder", Value::Null, &WORDS, none()),
     ]
 }
 
 /// Tokens for every kind, bytes of no character only where the reference reads them as it should.
-fn rounds(times: usize, mut check: impl FnMut(&Kind, &[u32], &mut Rng)) {
-    let (fallback, others, mut rng) = (with_byte_fallback(), others(), Rng(7));
+fn rounds(times: usize, mut check: impl FnMut(&TestTokenizer, &[u32], &mut Lcg)) {
+    let (fallback, others, mut rng) = (with_byte_fallback(), others(), Lcg(7));
     for _ in 0..times {
         for kind in &fallback {
             let ids = kind.valid(&mut rng);
@@ -206,7 +206,7 @@ fn pieces_of_any_decoder_make_the_whole() {
 #[test]
 fn a_byte_of_no_character_costs_itself_only() {
     let kinds = with_byte_fallback();
-    let mut rng = Rng(11);
+    let mut rng = Lcg(11);
     for kind in kinds.iter().cycle().take(200 * kinds.len()) {
         let ids = kind.any(&mut rng);
         for skip_special in [true, false] {

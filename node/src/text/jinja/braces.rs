@@ -15,25 +15,25 @@ const DEPTH: usize = 2;
 
 struct Values<'v> {
     positional: &'v [Value],
-    named: Named<'v>,
+    named: NamedValues<'v>,
     /// The next field without a number; none once fields have numbers.
     next: Option<usize>,
     numbered: bool,
 }
 
-enum Named<'v> {
+enum NamedValues<'v> {
     Args(&'v Args),
     Dict(&'v Dict),
 }
 
 pub fn format(machine: &mut Machine, text: &str, given: Args) -> Result<String> {
     let mut values =
-        Values { positional: &given.positional, named: Named::Args(&given), next: Some(0), numbered: false };
+        Values { positional: &given.positional, named: NamedValues::Args(&given), next: Some(0), numbered: false };
     write(machine, text, &mut values, DEPTH)
 }
 
 pub fn format_map(machine: &mut Machine, text: &str, given: &Rc<Dict>) -> Result<String> {
-    let mut values = Values { positional: &[], named: Named::Dict(given), next: Some(0), numbered: false };
+    let mut values = Values { positional: &[], named: NamedValues::Dict(given), next: Some(0), numbered: false };
     write(machine, text, &mut values, DEPTH)
 }
 
@@ -155,8 +155,8 @@ impl Values<'_> {
 
     fn by_name(&self, name: &str) -> Result<Value> {
         let value = match &self.named {
-            Named::Args(args) => args.named.iter().find(|(known, _)| **known == *name).map(|(_, value)| value),
-            Named::Dict(dict) => dict.get_text(name),
+            NamedValues::Args(args) => args.named.iter().find(|(known, _)| **known == *name).map(|(_, value)| value),
+            NamedValues::Dict(dict) => dict.get_text(name),
         };
         value.cloned().ok_or_else(|| Error::new(format!("a format has no value for {name:?}")))
     }

@@ -21,12 +21,12 @@ struct Conversion {
 }
 
 /// Values that are still to be written.
-struct Values<'v> {
+struct PrintfValues<'v> {
     all: &'v Value,
     next: usize,
 }
 
-impl Values<'_> {
+impl PrintfValues<'_> {
     fn next(&mut self) -> Result<Value> {
         let value = match self.all {
             Value::Tuple(items) | Value::Group(items) => items.0.get(self.next).cloned(),
@@ -54,7 +54,7 @@ impl Values<'_> {
 
 /// `format % values`; where the format is markup, what is written into it is escaped.
 pub fn format(format: &str, values: &Value, escapes: bool) -> Result<String> {
-    let mut values = Values { all: values, next: 0 };
+    let mut values = PrintfValues { all: values, next: 0 };
     let mut out = String::with_capacity(format.len());
     let mut letters = format.chars().peekable();
     while let Some(letter) = letters.next() {
@@ -63,7 +63,12 @@ pub fn format(format: &str, values: &Value, escapes: bool) -> Result<String> {
     if values.all_used() { Ok(out) } else { refuse!("a format with % has fewer places than values") }
 }
 
-fn write_place(out: &mut String, letters: &mut Peekable<Chars>, values: &mut Values, escapes: bool) -> Result<()> {
+fn write_place(
+    out: &mut String,
+    letters: &mut Peekable<Chars>,
+    values: &mut PrintfValues,
+    escapes: bool,
+) -> Result<()> {
     let named = read_name(letters)?;
     let mut place = Conversion::default();
     while let Some(flag) = letters.next_if(|letter| "-+ 0#".contains(*letter)) {
@@ -119,7 +124,7 @@ fn read_name(letters: &mut Peekable<Chars>) -> Result<Option<String>> {
 }
 
 /// Digits, or a star for the next value.
-fn read_number(letters: &mut Peekable<Chars>, values: &mut Values) -> Result<Option<i128>> {
+fn read_number(letters: &mut Peekable<Chars>, values: &mut PrintfValues) -> Result<Option<i128>> {
     if letters.next_if_eq(&'*').is_some() {
         return match values.next()? {
             Value::Int(number) => Ok(Some(number)),

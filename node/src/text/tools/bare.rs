@@ -2,8 +2,8 @@
 //! names of the request's tools make a call of it.
 
 use super::{
-    Said, ToolParser,
-    call::{CallScanner, Step},
+    AnswerPart, ToolParser,
+    call::{CallProgress, CallScanner},
     found::FoundPieces,
 };
 
@@ -14,13 +14,13 @@ pub(super) const MARKS: &[&str] = &[PYTHON];
 
 /// What may stand before calls, between and behind them, beside white space.
 #[derive(Clone, Copy)]
-struct Around {
+struct CallDelimiters {
     before: &'static [&'static str],
     between: &'static [&'static str],
 }
 
-const LLAMA: Around = Around { before: &[PYTHON], between: &[";", ",", PYTHON] };
-const JSON: Around = Around { before: &["```json", "```", "["], between: &[",", ";", "]", "```"] };
+const LLAMA: CallDelimiters = CallDelimiters { before: &[PYTHON], between: &[";", ",", PYTHON] };
+const JSON: CallDelimiters = CallDelimiters { before: &["```json", "```", "["], between: &[",", ";", "]", "```"] };
 
 enum State {
     /// With all that came since the last call.
@@ -32,7 +32,7 @@ enum State {
 
 pub(super) struct Bare {
     state: State,
-    around: Around,
+    around: CallDelimiters,
     names: Vec<String>,
     calls: usize,
     found: FoundPieces,
@@ -47,7 +47,7 @@ impl Bare {
         Self::new(JSON, names)
     }
 
-    fn new(around: Around, names: Vec<String>) -> Self {
+    fn new(around: CallDelimiters, names: Vec<String>) -> Self {
         Self { state: State::Before(String::new()), around, names, calls: 0, found: FoundPieces::default() }
     }
 
@@ -71,12 +71,12 @@ impl Bare {
             State::Within(call, raw) => {
                 raw.push(letter);
                 match call.push(letter, Some(&self.names), &mut self.found) {
-                    Step::More => {}
-                    Step::End | Step::Broken => {
+                    CallProgress::More => {}
+                    CallProgress::End | CallProgress::Broken => {
                         self.calls += 1;
                         self.state = State::Before(String::new());
                     }
-                    Step::NotCall => {
+                    CallProgress::NotCall => {
                         self.found.content(raw);
                         self.state = State::Content;
                     }
@@ -97,12 +97,12 @@ fn without<'t>(text: &'t str, around: &[&str]) -> &'t str {
 }
 
 impl ToolParser for Bare {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::Content) {
             // Brackets behind calls are no content.
             State::Before(held) if self.calls == 0 || !without(&held, self.around.between).is_empty() => {

@@ -1,7 +1,7 @@
 //! A call between marks: what is in it, and what closes it.
 
 use super::{
-    call::{CallScanner, Step},
+    call::{CallProgress, CallScanner},
     found::FoundPieces,
 };
 
@@ -68,19 +68,19 @@ impl Body {
         match &mut self.state {
             State::Behind(_) => self.behind(letter),
             State::Within(call, raw) => match call.push(letter, None, found) {
-                Step::More => {
+                CallProgress::More => {
                     raw.push(letter);
                     Rest::More
                 }
-                Step::End => {
+                CallProgress::End => {
                     self.state = State::Behind(String::new());
                     Rest::More
                 }
-                Step::Broken => {
+                CallProgress::Broken => {
                     self.state = State::Behind(String::new());
                     self.behind(letter)
                 }
-                Step::NotCall => {
+                CallProgress::NotCall => {
                     found.content(raw);
                     Rest::Before(letter.to_string())
                 }

@@ -4,7 +4,7 @@ use super::found::FoundPieces;
 
 /// How far a call is after a letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum CallProgress {
     /// More must come.
     More,
     /// It is whole.
@@ -66,13 +66,13 @@ impl CallScanner {
     }
 
     /// Takes a letter in; `names` are those that a tool may have, if that matters.
-    pub fn push(&mut self, letter: char, names: Option<&[String]>, found: &mut FoundPieces) -> Step {
+    pub fn push(&mut self, letter: char, names: Option<&[String]>, found: &mut FoundPieces) -> CallProgress {
         let step = self.step(letter, names, found);
         // What was passed on cannot be taken back.
-        if step == Step::NotCall && self.is_begun { Step::Broken } else { step }
+        if step == CallProgress::NotCall && self.is_begun { CallProgress::Broken } else { step }
     }
 
-    fn step(&mut self, letter: char, names: Option<&[String]>, found: &mut FoundPieces) -> Step {
+    fn step(&mut self, letter: char, names: Option<&[String]>, found: &mut FoundPieces) -> CallProgress {
         let is_space = letter.is_whitespace();
         match (self.state, letter) {
             (State::Open | State::Key | State::Colon(_) | State::Value(_) | State::Behind, _) if is_space => {}
@@ -82,7 +82,7 @@ impl CallScanner {
             (State::InKey, _) => {
                 self.text.push(letter);
                 if self.span.push(letter) == ValueReach::Whole {
-                    let Some(key) = self.string() else { return Step::NotCall };
+                    let Some(key) = self.string() else { return CallProgress::NotCall };
                     self.state = State::Colon(self.field(&key));
                 }
             }
@@ -90,9 +90,9 @@ impl CallScanner {
             (State::Value(field), _) => return self.begin_value(field, letter, found),
             (State::Within(field), _) => return self.within(field, letter, names, found),
             (State::Behind, ',') => self.state = State::Key,
-            _ => return Step::NotCall,
+            _ => return CallProgress::NotCall,
         }
-        Step::More
+        CallProgress::More
     }
 
     fn value(&mut self, state: State, first: char) {
@@ -111,27 +111,33 @@ impl CallScanner {
         }
     }
 
-    fn begin_value(&mut self, field: CallField, first: char, found: &mut FoundPieces) -> Step {
+    fn begin_value(&mut self, field: CallField, first: char, found: &mut FoundPieces) -> CallProgress {
         let fits = match field {
             CallField::Name => first == '"',
             CallField::Arguments => matches!(first, '{' | '"' | 'n'),
             CallField::Other => !matches!(first, ',' | '}' | ']' | ':'),
         };
         if !fits {
-            return Step::NotCall;
+            return CallProgress::NotCall;
         }
         self.value(State::Within(field), first);
         if field == CallField::Arguments && first == '{' && self.name.is_some() {
             self.begin(found);
             found.arguments("{");
         }
-        Step::More
+        CallProgress::More
     }
 
-    fn within(&mut self, field: CallField, letter: char, names: Option<&[String]>, found: &mut FoundPieces) -> Step {
+    fn within(
+        &mut self,
+        field: CallField,
+        letter: char,
+        names: Option<&[String]>,
+        found: &mut FoundPieces,
+    ) -> CallProgress {
         let reach = self.span.push(letter);
         if reach == ValueReach::Never {
-            return Step::NotCall;
+            return CallProgress::NotCall;
         }
         let streams = field == CallField::Arguments && self.is_begun;
         if reach != ValueReach::Beyond {
@@ -141,16 +147,16 @@ impl CallScanner {
             }
         }
         if reach == ValueReach::Within {
-            return Step::More;
+            return CallProgress::More;
         }
         if !self.end_value(field, names, found) {
-            return Step::NotCall;
+            return CallProgress::NotCall;
         }
         self.state = State::Behind;
         match reach {
-            _ if self.is_bare => Step::End,
+            _ if self.is_bare => CallProgress::End,
             ValueReach::Beyond => self.step(letter, names, found),
-            _ => Step::More,
+            _ => CallProgress::More,
         }
     }
 
@@ -190,15 +196,15 @@ impl CallScanner {
         }
     }
 
-    fn close(&mut self, found: &mut FoundPieces) -> Step {
+    fn close(&mut self, found: &mut FoundPieces) -> CallProgress {
         if !self.is_begun {
             if self.name.is_none() {
-                return Step::NotCall;
+                return CallProgress::NotCall;
             }
             self.early.get_or_insert_with(|| "{}".to_owned());
             self.begin(found);
         }
-        Step::End
+        CallProgress::End
     }
 
     /// The text of a JSON string.

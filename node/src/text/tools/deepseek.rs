@@ -2,7 +2,7 @@
 //! fenced block; V3.1 the name, the separator and the arguments.
 
 use super::{
-    Markers, Said, ToolParser,
+    AnswerPart, Markers, ToolParser,
     body::{Body, Close, Rest},
     call::CallScanner,
     found::FoundPieces,
@@ -96,12 +96,12 @@ impl DeepSeek {
 }
 
 impl ToolParser for DeepSeek {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut marks) => self.found.content(&marks.finish()),
             State::Head(said) => self.found.content(&format!("{CALL}{said}")),

@@ -3,7 +3,7 @@
 mod arguments;
 
 use super::{
-    Markers, Said, ToolParser,
+    AnswerPart, Markers, ToolParser,
     body::{Close, Rest},
     found::FoundPieces,
 };
@@ -102,12 +102,12 @@ impl Gemma4 {
 }
 
 impl ToolParser for Gemma4 {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.letters(text);
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut open) => self.found.content(&open.finish()),
             State::Head(head) => self.found.content(&format!("{OPEN}{head}")),

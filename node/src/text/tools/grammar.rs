@@ -47,8 +47,8 @@ pub(in crate::text) fn grammar(
     special: impl Fn(&str) -> Option<u32>,
 ) -> String {
     let mark = |text: &str| special(text).map_or_else(|| quoted(text), |id| format!("<[{id}]>"));
-    let form = Form::of(format, &mark);
-    let Form { open, between, close } = &form;
+    let form = CallSyntax::of(format, &mark);
+    let CallSyntax { open, between, close } = &form;
     let more = if parallel { format!(" ({between} call){{0,{}}}", CALLS - 1) } else { String::new() };
     let mut text = String::from("start: ");
     text.push_str(match thought {
@@ -84,13 +84,13 @@ pub(in crate::text) fn grammar(
 }
 
 /// What stands around all calls and between two.
-struct Form {
+struct CallSyntax {
     open: String,
     between: String,
     close: String,
 }
 
-impl Form {
+impl CallSyntax {
     fn of(format: ToolFormat, mark: &impl Fn(&str) -> String) -> Self {
         let (open, between, close) = match format {
             ToolFormat::Hermes | ToolFormat::Qwen3Coder => (String::new(), quoted("\n"), String::new()),

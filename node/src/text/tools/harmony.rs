@@ -2,7 +2,7 @@
 //! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`. Thoughts are messages too, so
 //! this parser finds them as well.
 
-use super::{Callable, Markers, Said, ToolParser};
+use super::{AnswerPart, Callable, Markers, ToolParser};
 use std::sync::Arc;
 
 pub(super) const CHANNEL: &str = "<|channel|>";
@@ -21,7 +21,7 @@ const HEADER: usize = 1024;
 
 /// What the letters of a message are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum HarmonyChannel {
     Thought,
     Content,
     Arguments,
@@ -37,7 +37,7 @@ enum State {
     },
     Message {
         end: Markers,
-        kind: Kind,
+        kind: HarmonyChannel,
     },
 }
 
@@ -54,7 +54,7 @@ impl State {
 pub(super) struct Harmony {
     state: State,
     tools: Arc<[Callable]>,
-    said: Vec<Said>,
+    said: Vec<AnswerPart>,
     calls: usize,
 }
 
@@ -70,7 +70,7 @@ impl Harmony {
                 if let Some(mark) = mark {
                     self.state = if mark == MESSAGE { self.message("") } else { State::header() };
                 }
-                self.add(Kind::Content, &passed);
+                self.add(HarmonyChannel::Content, &passed);
             }
             State::Header { end, text } => {
                 let (passed, mark) = end.push(letter);
@@ -81,7 +81,7 @@ impl Harmony {
                     Some(_) => self.state = State::outside(),
                     None if header.len() > HEADER => {
                         self.state = State::outside();
-                        self.add(Kind::Content, &header);
+                        self.add(HarmonyChannel::Content, &header);
                     }
                     None => *text = header,
                 }
@@ -103,13 +103,13 @@ impl Harmony {
         let name = to.and_then(|to| to.strip_prefix(FUNCTIONS)).filter(|name| self.knows(name));
         let kind = match name {
             Some(name) => {
-                self.said.push(Said::Call { index: self.calls, name: name.to_owned() });
+                self.said.push(AnswerPart::Call { index: self.calls, name: name.to_owned() });
                 self.calls += 1;
-                Kind::Arguments
+                HarmonyChannel::Arguments
             }
             // What goes to tools that nobody offered is for nobody; so is what the model thinks.
-            None if to.is_some() || words().any(|word| word == "analysis") => Kind::Thought,
-            None => Kind::Content,
+            None if to.is_some() || words().any(|word| word == "analysis") => HarmonyChannel::Thought,
+            None => HarmonyChannel::Content,
         };
         State::Message { end: Markers::new(ENDS), kind }
     }
@@ -118,32 +118,33 @@ impl Harmony {
         self.tools.iter().any(|tool| tool.name == name)
     }
 
-    fn add(&mut self, kind: Kind, text: &str) {
+    fn add(&mut self, kind: HarmonyChannel, text: &str) {
         if text.is_empty() {
             return;
         }
         let index = self.calls.saturating_sub(1);
         match (kind, self.said.last_mut()) {
-            (Kind::Thought, Some(Said::Reasoning(said))) | (Kind::Content, Some(Said::Content(said))) => {
+            (HarmonyChannel::Thought, Some(AnswerPart::Reasoning(said)))
+            | (HarmonyChannel::Content, Some(AnswerPart::Content(said))) => {
                 said.push_str(text);
             }
-            (Kind::Arguments, Some(Said::Arguments { piece, .. })) => piece.push_str(text),
-            (Kind::Thought, _) => self.said.push(Said::Reasoning(text.to_owned())),
-            (Kind::Content, _) => self.said.push(Said::Content(text.to_owned())),
-            (Kind::Arguments, _) => self.said.push(Said::Arguments { index, piece: text.to_owned() }),
+            (HarmonyChannel::Arguments, Some(AnswerPart::Arguments { piece, .. })) => piece.push_str(text),
+            (HarmonyChannel::Thought, _) => self.said.push(AnswerPart::Reasoning(text.to_owned())),
+            (HarmonyChannel::Content, _) => self.said.push(AnswerPart::Content(text.to_owned())),
+            (HarmonyChannel::Arguments, _) => self.said.push(AnswerPart::Arguments { index, piece: text.to_owned() }),
         }
     }
 }
 
 impl ToolParser for Harmony {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         std::mem::take(&mut self.said)
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
-            State::Outside(mut end) => self.add(Kind::Content, &end.finish()),
+            State::Outside(mut end) => self.add(HarmonyChannel::Content, &end.finish()),
             State::Message { mut end, kind } => self.add(kind, &end.finish()),
             // A header that nothing follows says nothing.
             State::Header { .. } => {}
@@ -163,28 +164,30 @@ mod tests {
     }
 
     /// Pieces of one kind put together.
-    fn parsed<'t>(pieces: impl IntoIterator<Item = &'t str>) -> Vec<Said> {
+    fn parsed<'t>(pieces: impl IntoIterator<Item = &'t str>) -> Vec<AnswerPart> {
         let mut parser = Harmony::new(tools());
-        let mut all: Vec<Said> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
+        let mut all: Vec<AnswerPart> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
         all.extend(parser.finish());
-        let mut joined: Vec<Said> = Vec::new();
+        let mut joined: Vec<AnswerPart> = Vec::new();
         for said in all {
             match (joined.last_mut(), &said) {
-                (Some(Said::Reasoning(before)), Said::Reasoning(more))
-                | (Some(Said::Content(before)), Said::Content(more)) => before.push_str(more),
-                (Some(Said::Arguments { piece: before, .. }), Said::Arguments { piece, .. }) => before.push_str(piece),
+                (Some(AnswerPart::Reasoning(before)), AnswerPart::Reasoning(more))
+                | (Some(AnswerPart::Content(before)), AnswerPart::Content(more)) => before.push_str(more),
+                (Some(AnswerPart::Arguments { piece: before, .. }), AnswerPart::Arguments { piece, .. }) => {
+                    before.push_str(piece)
+                }
                 _ => joined.push(said),
             }
         }
         joined
     }
 
-    fn thought(text: &str) -> Said {
-        Said::Reasoning(text.to_owned())
+    fn thought(text: &str) -> AnswerPart {
+        AnswerPart::Reasoning(text.to_owned())
     }
 
-    fn content(text: &str) -> Said {
-        Said::Content(text.to_owned())
+    fn content(text: &str) -> AnswerPart {
+        AnswerPart::Content(text.to_owned())
     }
 
     #[test]
@@ -201,8 +204,8 @@ mod tests {
     fn calls_go_to_the_functions_that_there_are() {
         let call = [
             thought("Rain?"),
-            Said::Call { index: 0, name: "get_weather".to_owned() },
-            Said::Arguments { index: 0, piece: r#"{"city": "Oslo"}"#.to_owned() },
+            AnswerPart::Call { index: 0, name: "get_weather".to_owned() },
+            AnswerPart::Arguments { index: 0, piece: r#"{"city": "Oslo"}"#.to_owned() },
         ];
         let thoughts = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant";
         for header in [
@@ -219,7 +222,7 @@ mod tests {
     #[test]
     fn what_has_no_form_is_content() {
         for text in ["Two.", "a <|b|> c", "<|chan", ""] {
-            let expected: Vec<Said> = (!text.is_empty()).then(|| content(text)).into_iter().collect();
+            let expected: Vec<AnswerPart> = (!text.is_empty()).then(|| content(text)).into_iter().collect();
             assert_eq!(parsed([text]), expected, "{text}");
         }
         assert_eq!(parsed(["<|channel|>final"]), [], "cut off in a header");

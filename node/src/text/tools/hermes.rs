@@ -1,7 +1,7 @@
 //! Hermes, Qwen: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as often as there are calls.
 
 use super::{
-    Markers, Said, ToolParser,
+    AnswerPart, Markers, ToolParser,
     body::{Body, Close, Rest},
     call::CallScanner,
     found::FoundPieces,
@@ -58,12 +58,12 @@ impl Hermes {
 }
 
 impl ToolParser for Hermes {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut open) => self.found.content(&open.finish()),
             State::Within(body) => body.finish(&mut self.found),

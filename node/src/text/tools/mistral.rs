@@ -2,8 +2,8 @@
 //! `[TOOL_CALLS]name[ARGS]{…}`, as often as there are calls.
 
 use super::{
-    Markers, Said, ToolParser,
-    call::{CallScanner, Step},
+    AnswerPart, Markers, ToolParser,
+    call::{CallProgress, CallScanner},
     found::FoundPieces,
 };
 
@@ -104,14 +104,14 @@ impl Mistral {
             State::Within { call, raw, in_list } => {
                 raw.push(letter);
                 match (call.push(letter, None, &mut self.found), *in_list) {
-                    (Step::More, _) => {}
-                    (Step::End, true) => self.state = State::Between(String::new()),
-                    (Step::End, false) => self.state = State::outside(),
-                    (Step::Broken, _) => {
+                    (CallProgress::More, _) => {}
+                    (CallProgress::End, true) => self.state = State::Between(String::new()),
+                    (CallProgress::End, false) => self.state = State::outside(),
+                    (CallProgress::Broken, _) => {
                         self.state = State::outside();
                         self.letter(letter);
                     }
-                    (Step::NotCall, _) => {
+                    (CallProgress::NotCall, _) => {
                         let raw = std::mem::take(raw);
                         self.not_call(&raw);
                     }
@@ -147,12 +147,12 @@ impl Mistral {
 }
 
 impl ToolParser for Mistral {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut mark) => self.found.content(&mark.finish()),
             State::Head(said) => self.found.content(&format!("{CALLS}{said}")),

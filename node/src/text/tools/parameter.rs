@@ -12,7 +12,7 @@ const DEPTH: usize = 8;
 pub struct Callable {
     /// What calls name.
     pub name: String,
-    parameters: BTreeMap<String, Kind>,
+    parameters: BTreeMap<String, ParameterType>,
 }
 
 impl Callable {
@@ -20,26 +20,26 @@ impl Callable {
     #[must_use]
     pub fn new(name: &str, schema: &Value) -> Self {
         let properties = schema["properties"].as_object().into_iter().flatten();
-        let parameters = properties.map(|(key, part)| (key.clone(), Kind::of(part, schema, DEPTH))).collect();
+        let parameters = properties.map(|(key, part)| (key.clone(), ParameterType::of(part, schema, DEPTH))).collect();
         Self { name: name.to_owned(), parameters }
     }
 
     /// What a parameter is read as: a text, where the schema says nothing of it.
-    pub(super) fn kind(&self, key: &str) -> Kind {
-        self.parameters.get(key).copied().unwrap_or(Kind::TEXT)
+    pub(super) fn kind(&self, key: &str) -> ParameterType {
+        self.parameters.get(key).copied().unwrap_or(ParameterType::TEXT)
     }
 }
 
 /// How a parameter's text is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
-    form: Form,
+pub(super) struct ParameterType {
+    form: JsonType,
     /// Whether `null` may be meant where a text could be, too.
     may_be_null: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum JsonType {
     Text,
     Integer,
     Number,
@@ -49,8 +49,8 @@ enum Form {
     Json,
 }
 
-impl Kind {
-    pub const TEXT: Self = Self { form: Form::Text, may_be_null: false };
+impl ParameterType {
+    pub const TEXT: Self = Self { form: JsonType::Text, may_be_null: false };
 
     /// Whether its text is the value as it is, so that no more of it need be known to pass it on.
     pub fn is_plain_text(self) -> bool {
@@ -65,15 +65,15 @@ impl Kind {
         }
         let of_lists = |key: &str| schema[key].as_array().filter(|list| !list.is_empty());
         match &schema["type"] {
-            Value::String(name) => return Self::first([Form::named(name)]),
-            Value::Array(names) => return Self::first(names.iter().filter_map(Value::as_str).map(Form::named)),
+            Value::String(name) => return Self::first([JsonType::named(name)]),
+            Value::Array(names) => return Self::first(names.iter().filter_map(Value::as_str).map(JsonType::named)),
             _ => {}
         }
         if let Some(values) = of_lists("enum") {
-            return Self::first(values.iter().map(Form::of_value));
+            return Self::first(values.iter().map(JsonType::of_value));
         }
         if let Some(value) = schema.get("const") {
-            return Self::first([Form::of_value(value)]);
+            return Self::first([JsonType::of_value(value)]);
         }
         let Some(choices) = ["anyOf", "oneOf", "allOf"].iter().find_map(|key| of_lists(key)) else { return Self::TEXT };
         let kinds: Vec<Self> = choices.iter().map(|choice| Self::of(choice, whole, deeper)).collect();
@@ -82,32 +82,32 @@ impl Kind {
     }
 
     /// Of several forms the first that is not null, as vLLM does.
-    fn first(forms: impl IntoIterator<Item = Form>) -> Self {
-        let forms: Vec<Form> = forms.into_iter().collect();
-        let form = forms.iter().copied().find(|form| *form != Form::Null);
-        let may_be_null = forms.contains(&Form::Null);
-        Self { form: form.unwrap_or(if may_be_null { Form::Null } else { Form::Text }), may_be_null }
+    fn first(forms: impl IntoIterator<Item = JsonType>) -> Self {
+        let forms: Vec<JsonType> = forms.into_iter().collect();
+        let form = forms.iter().copied().find(|form| *form != JsonType::Null);
+        let may_be_null = forms.contains(&JsonType::Null);
+        Self { form: form.unwrap_or(if may_be_null { JsonType::Null } else { JsonType::Text }), may_be_null }
     }
 
     /// The JSON of a parameter's text.
     pub fn json(self, text: &str) -> String {
         // Templates that print Python's values print it so.
         let says_null = ["null", "none"].contains(&text.trim().to_ascii_lowercase().as_str());
-        if says_null && (self.may_be_null || self.form != Form::Text) {
+        if says_null && (self.may_be_null || self.form != JsonType::Text) {
             return "null".into();
         }
         let read = match self.form {
-            Form::Text | Form::Null => None,
-            Form::Integer => integer(text.trim()),
-            Form::Number => number(text.trim()),
-            Form::Boolean => Some((text.trim().eq_ignore_ascii_case("true")).to_string()),
-            Form::Json => serde_json::from_str::<Value>(text).ok().map(unwrapped).map(|value| value.to_string()),
+            JsonType::Text | JsonType::Null => None,
+            JsonType::Integer => integer(text.trim()),
+            JsonType::Number => number(text.trim()),
+            JsonType::Boolean => Some((text.trim().eq_ignore_ascii_case("true")).to_string()),
+            JsonType::Json => serde_json::from_str::<Value>(text).ok().map(unwrapped).map(|value| value.to_string()),
         };
         read.unwrap_or_else(|| Value::from(text).to_string())
     }
 }
 
-impl Form {
+impl JsonType {
     /// By a schema's name for it, and what others call it.
     fn named(name: &str) -> Self {
         let name = name.trim().to_ascii_lowercase();

@@ -2,12 +2,12 @@
 //! Some leave `<tool_call>` out, or write JSON in it as Hermes does; both are read.
 
 use super::{
-    Callable, Markers, Said, ToolParser,
+    AnswerPart, Callable, Markers, ToolParser,
     body::{Body, Rest},
     call::CallScanner,
     found::FoundPieces,
     hermes,
-    parameter::Kind,
+    parameter::ParameterType,
 };
 use serde_json::Value;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl State {
 /// The value of a parameter, as far as it has come.
 struct Parameter {
     ends: Markers,
-    kind: Kind,
+    kind: ParameterType,
     /// Said already, or to be left out: the second of one name.
     is_said: bool,
     /// All of it, or where it is passed on as it comes what may be the line's end before its mark.
@@ -66,7 +66,7 @@ struct Parameter {
 }
 
 impl Parameter {
-    fn new(kind: Kind, is_said: bool) -> Self {
+    fn new(kind: ParameterType, is_said: bool) -> Self {
         let ends = Markers::new(&[PARAMETER_END, PARAMETER, FUNCTION_END, hermes::CLOSE]);
         Self { ends, kind, is_said, held: String::new(), is_first: true }
     }
@@ -217,7 +217,7 @@ impl Qwen3Coder {
     }
 
     fn begin_value(&mut self, key: String) {
-        let kind = self.called.map_or(Kind::TEXT, |at| self.tools[at].kind(&key));
+        let kind = self.called.map_or(ParameterType::TEXT, |at| self.tools[at].kind(&key));
         let is_said = self.keys.contains(&key);
         if !is_said {
             let comma = if self.keys.is_empty() { "" } else { ", " };
@@ -248,12 +248,12 @@ impl Qwen3Coder {
 }
 
 impl ToolParser for Qwen3Coder {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut marks) => {
                 let held = marks.finish();

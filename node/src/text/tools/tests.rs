@@ -22,14 +22,16 @@ fn tools() -> Arc<[Callable]> {
 }
 
 /// What a parser makes of pieces, with what belongs together in one.
-fn parsed<'t>(format: ToolFormat, pieces: impl IntoIterator<Item = &'t str>) -> Vec<Said> {
+fn parsed<'t>(format: ToolFormat, pieces: impl IntoIterator<Item = &'t str>) -> Vec<AnswerPart> {
     let mut parser = format.parser(tools());
-    let mut all: Vec<Said> = Vec::new();
-    let pieces: Vec<Said> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
+    let mut all: Vec<AnswerPart> = Vec::new();
+    let pieces: Vec<AnswerPart> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
     for one in pieces.into_iter().chain(parser.finish()) {
         match (all.last_mut(), one) {
-            (Some(Said::Content(said)), Said::Content(more)) => said.push_str(&more),
-            (Some(Said::Arguments { piece, .. }), Said::Arguments { piece: more, .. }) => piece.push_str(&more),
+            (Some(AnswerPart::Content(said)), AnswerPart::Content(more)) => said.push_str(&more),
+            (Some(AnswerPart::Arguments { piece, .. }), AnswerPart::Arguments { piece: more, .. }) => {
+                piece.push_str(&more)
+            }
             (_, one) => all.push(one),
         }
     }
@@ -41,13 +43,13 @@ fn said(format: ToolFormat, text: &str) -> (String, Vec<(String, String)>) {
     let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
     for one in parsed(format, [text]) {
         match one {
-            Said::Content(text) => content.push_str(&text),
-            Said::Call { index, name } => {
+            AnswerPart::Content(text) => content.push_str(&text),
+            AnswerPart::Call { index, name } => {
                 assert_eq!(index, calls.len());
                 calls.push((name, String::new()));
             }
-            Said::Arguments { index, piece } => calls[index].1.push_str(&piece),
-            Said::Reasoning(_) => panic!("thoughts"),
+            AnswerPart::Arguments { index, piece } => calls[index].1.push_str(&piece),
+            AnswerPart::Reasoning(_) => panic!("thoughts"),
         }
     }
     (content, calls)
@@ -259,8 +261,8 @@ fn arguments_come_as_they_are_written() {
     let mut parser = ToolFormat::Hermes.parser([].into());
     let said = parser.push("<tool_call>{\"name\": \"wind\", \"arguments\": {\"town\": \"Bo");
     let (name, piece) = ("wind".to_owned(), "{\"town\": \"Bo".to_owned());
-    assert_eq!(said, [Said::Call { index: 0, name }, Said::Arguments { index: 0, piece }]);
-    assert_eq!(parser.push("nn"), [Said::Arguments { index: 0, piece: "nn".into() }]);
+    assert_eq!(said, [AnswerPart::Call { index: 0, name }, AnswerPart::Arguments { index: 0, piece }]);
+    assert_eq!(parser.push("nn"), [AnswerPart::Arguments { index: 0, piece: "nn".into() }]);
 }
 
 #[test]

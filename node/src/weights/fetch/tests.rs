@@ -12,7 +12,7 @@ use tsnode_protocol::{
 
 /// What a holder does with a chunk that it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum HolderBehaviour {
     Honest,
     /// Honest, and gives no chunk before every holder was asked for one: else the first asked may have given all before.
     Together,
@@ -41,23 +41,23 @@ pub(crate) enum Way {
 }
 
 #[derive(Clone)]
-pub(crate) struct World(Arc<Inside>);
+pub(crate) struct FakeHolders(Arc<HoldersInside>);
 
-struct Inside {
+struct HoldersInside {
     smalls: BTreeMap<String, Vec<u8>>,
     content: Vec<u8>,
     card: ModelCard,
     manifest: WeightsManifest,
-    holders: Vec<(PeerId, Way)>,
+    holders: Vec<(PeerId, HolderBehaviour)>,
     blamed: Mutex<Vec<PeerId>>,
     /// Chunks given, by whom.
     given: Mutex<Vec<(PeerId, u32)>>,
 }
 
 pub(crate) struct OneTalk {
-    world: World,
+    world: FakeHolders,
     peer: PeerId,
-    way: Way,
+    way: HolderBehaviour,
     given: u32,
 }
 
@@ -65,8 +65,8 @@ fn peer(n: u8) -> PeerId {
     PeerId([n; 32])
 }
 
-impl World {
-    fn of(bytes: usize, ways: &[Way]) -> Self {
+impl FakeHolders {
+    fn of(bytes: usize, ways: &[HolderBehaviour]) -> Self {
         let mut content = vec![0; bytes];
         blake3::Hasher::new().update(b"weights").finalize_xof().fill(&mut content);
         let file = WeightsFile { bytes: bytes as u64, root: *blake3::hash(&content).as_bytes() };
@@ -75,7 +75,7 @@ impl World {
         let files = vec![small("config.json"), small("tokenizer.json")];
         let card = ModelCard { id: manifest.id(&files, None), files, ..sample::card() };
         let holders = (1..).zip(ways).map(|(n, way)| (peer(n), *way)).collect();
-        Self::with(Inside {
+        Self::with(HoldersInside {
             smalls: BTreeMap::new(),
             content,
             card,
@@ -86,12 +86,12 @@ impl World {
         })
     }
 
-    fn with(inside: Inside) -> Self {
+    fn with(inside: HoldersInside) -> Self {
         Self(Arc::new(inside))
     }
 
     /// Holders of the model inside the program.
-    pub fn of_model(ways: &[Way]) -> Self {
+    pub fn of_model(ways: &[HolderBehaviour]) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/gutenberg-tiny");
         let source = ModelSource::open(&folder).unwrap();
         let content = source.weights().next().unwrap().1.to_vec();
@@ -100,7 +100,7 @@ impl World {
         let smalls = card.files.iter().map(|file| (file.name.clone(), source.file(&file.name).unwrap().to_vec()));
         let holders = (1..).zip(ways).map(|(n, way)| (peer(n), *way)).collect();
         let (blamed, given) = (Mutex::default(), Mutex::default());
-        Self::with(Inside { smalls: smalls.collect(), content, card, manifest, holders, blamed, given })
+        Self::with(HoldersInside { smalls: smalls.collect(), content, card, manifest, holders, blamed, given })
     }
 
     pub fn card(&self) -> &ModelCard {
@@ -116,11 +116,11 @@ impl World {
     }
 
     /// Waits until one that goes so may give.
-    async fn turn_of(&self, way: Way) {
+    async fn turn_of(&self, way: HolderBehaviour) {
         let asked = || self.0.given.lock().unwrap().iter().map(|(peer, _)| *peer).collect::<BTreeSet<_>>().len();
         let is_turn = || match way {
-            Way::Together => asked() == self.0.holders.len(),
-            Way::Second => !self.blamed().is_empty(),
+            HolderBehaviour::Together => asked() == self.0.holders.len(),
+            HolderBehaviour::Second => !self.blamed().is_empty(),
             _ => true,
         };
         while !is_turn() {
@@ -133,12 +133,12 @@ impl World {
         self.0.content[start..self.0.content.len().min(start + CHUNK_BYTES as usize)].to_vec()
     }
 
-    fn bitfield(&self, way: Way) -> Vec<u8> {
+    fn bitfield(&self, way: HolderBehaviour) -> Vec<u8> {
         let mut bits = Bitfield::all(self.0.content.len() as u64);
         let without = match way {
-            Way::Before(end) => u64::from(end)..CHUNKS as u64,
-            Way::From(start) => 0..u64::from(start),
-            Way::Beyond => return vec![0xff; bits.bytes().len() + 1],
+            HolderBehaviour::Before(end) => u64::from(end)..CHUNKS as u64,
+            HolderBehaviour::From(start) => 0..u64::from(start),
+            HolderBehaviour::Beyond => return vec![0xff; bits.bytes().len() + 1],
             _ => 0..0,
         };
         without.for_each(|chunk| bits.set(chunk, false));
@@ -152,7 +152,7 @@ impl World {
     }
 }
 
-impl ModelHolders for World {
+impl ModelHolders for FakeHolders {
     type Talk = OneTalk;
 
     fn holders(&self, _: ModelId) -> Vec<PeerId> {
@@ -181,7 +181,7 @@ impl HolderTalk for OneTalk {
     async fn ask(&mut self, query: WeightsQuery, most: usize) -> Result<Vec<u8>, String> {
         tokio::task::yield_now().await;
         let mut answer = match query {
-            WeightsQuery::Manifest if self.way == Way::Manifest => {
+            WeightsQuery::Manifest if self.way == HolderBehaviour::Manifest => {
                 codec::encode(&WeightsManifest { form: WeightsForm::Safetensors, ..self.world.0.manifest.clone() })
             }
             WeightsQuery::Manifest => codec::encode(&self.world.0.manifest),
@@ -195,11 +195,14 @@ impl HolderTalk for OneTalk {
             }
         };
         match (query, self.way) {
-            (WeightsQuery::Chunk { .. }, Way::Corrupt) | (WeightsQuery::Hashes { .. }, Way::Hashes) => answer[7] ^= 1,
-            (WeightsQuery::Chunk { .. }, Way::Short) => answer.truncate(answer.len() / 2),
-            (WeightsQuery::Chunk { .. }, Way::Long) => answer.push(0),
-            (WeightsQuery::Chunk { chunk, .. }, Way::Lacks(lost)) if chunk == lost => answer.clear(),
-            (WeightsQuery::Chunk { .. }, Way::Breaks(after)) if self.given > after => return Err("cut".into()),
+            (WeightsQuery::Chunk { .. }, HolderBehaviour::Corrupt)
+            | (WeightsQuery::Hashes { .. }, HolderBehaviour::Hashes) => answer[7] ^= 1,
+            (WeightsQuery::Chunk { .. }, HolderBehaviour::Short) => answer.truncate(answer.len() / 2),
+            (WeightsQuery::Chunk { .. }, HolderBehaviour::Long) => answer.push(0),
+            (WeightsQuery::Chunk { chunk, .. }, HolderBehaviour::Lacks(lost)) if chunk == lost => answer.clear(),
+            (WeightsQuery::Chunk { .. }, HolderBehaviour::Breaks(after)) if self.given > after => {
+                return Err("cut".into());
+            }
             _ => {}
         }
         // As the stream itself refuses it.
@@ -220,7 +223,7 @@ impl Home {
         Self { folder, wanted: 0..u32::MAX, tally, patience: SHORT }
     }
 
-    async fn fetch(&mut self, world: &World) -> Result<Vec<u8>, FetchError> {
+    async fn fetch(&mut self, world: &FakeHolders) -> Result<Vec<u8>, FetchError> {
         self.tally = Arc::default();
         let (places, folder) = (world.clone(), self.folder.path().to_owned());
         let (index, patience, budget) = (Index::default(), self.patience, u64::MAX);
@@ -235,7 +238,7 @@ impl Home {
         self.tally.fetched.load(Ordering::Relaxed)
     }
 
-    fn draft(&self, world: &World) -> PathBuf {
+    fn draft(&self, world: &FakeHolders) -> PathBuf {
         self.folder.path().join(world.0.card.id.to_string()).join("model.gguf.incomplete")
     }
 }
@@ -248,7 +251,7 @@ const BYTES: usize = CHUNKS * CHUNK_BYTES as usize - 100;
 
 #[tokio::test]
 async fn it_comes_from_all_who_have_it_and_no_chunk_twice() {
-    let world = World::of(BYTES, &[Way::Together; 3]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Together; 3]);
     let mut home = Home::new();
     assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!((home.fetched(), world.blamed().len()), (BYTES as u64, 0));
@@ -262,14 +265,14 @@ async fn it_comes_from_all_who_have_it_and_no_chunk_twice() {
 
 #[tokio::test]
 async fn a_card_that_names_other_files_than_a_models_overwrites_none() {
-    let mut inside = Arc::into_inner(World::of_model(&[Way::Honest]).0).unwrap();
+    let mut inside = Arc::into_inner(FakeHolders::of_model(&[HolderBehaviour::Honest]).0).unwrap();
     for name in ["model.safetensors", "outline"] {
         let (content, name) = (b"something else".to_vec(), name.to_owned());
         let hash = *blake3::hash(&content).as_bytes();
         inside.card.files.push(ModelFile { name: name.clone(), bytes: content.len() as u64, hash });
         inside.smalls.insert(name, content);
     }
-    let (world, mut home) = (World::with(inside), Home::new());
+    let (world, mut home) = (FakeHolders::with(inside), Home::new());
     assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), 0, "what was here is here");
@@ -277,8 +280,8 @@ async fn a_card_that_names_other_files_than_a_models_overwrites_none() {
 
 #[tokio::test]
 async fn who_gives_something_else_is_blamed_and_not_asked_again() {
-    for way in [Way::Corrupt, Way::Short, Way::Hashes, Way::Manifest] {
-        let world = World::of(BYTES, &[way, Way::Second]);
+    for way in [HolderBehaviour::Corrupt, HolderBehaviour::Short, HolderBehaviour::Hashes, HolderBehaviour::Manifest] {
+        let world = FakeHolders::of(BYTES, &[way, HolderBehaviour::Second]);
         let mut home = Home::new();
         assert!(home.fetch(&world).await.unwrap() == world.0.content, "{way:?}");
         assert_eq!(world.blamed(), BTreeSet::from([peer(1)]), "{way:?}");
@@ -289,11 +292,11 @@ async fn who_gives_something_else_is_blamed_and_not_asked_again() {
 
 #[tokio::test]
 async fn for_a_card_that_is_false_nobody_is_blamed_who_has_the_model() {
-    let world = World::of(1000, &[Way::Honest, Way::Honest]);
+    let world = FakeHolders::of(1000, &[HolderBehaviour::Honest, HolderBehaviour::Honest]);
     let mut inside = Arc::into_inner(world.0).unwrap();
     // Its id, and a template that it does not have.
     inside.card.files.push(ModelFile { name: "chat_template.jinja".into(), bytes: 1, hash: [9; 32] });
-    let world = World(Arc::new(inside));
+    let world = FakeHolders(Arc::new(inside));
     let error = Home::new().fetch(&world).await.unwrap_err();
     assert!(matches!(&error, FetchError::NotGiven { what: "the manifest", .. }), "{error}");
     assert!(error.to_string().contains("does not fit what members say"), "{error}");
@@ -303,35 +306,35 @@ async fn for_a_card_that_is_false_nobody_is_blamed_who_has_the_model() {
 #[tokio::test]
 async fn a_length_that_lies_is_no_chunk() {
     // Of a last chunk there is room for more than it has.
-    let world = World::of(1000, &[Way::Long, Way::Second]);
+    let world = FakeHolders::of(1000, &[HolderBehaviour::Long, HolderBehaviour::Second]);
     assert!(Home::new().fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(world.blamed(), BTreeSet::from([peer(1)]));
 }
 
 #[tokio::test]
 async fn what_one_has_lost_another_gives_and_nobody_is_blamed() {
-    let world = World::of(BYTES, &[Way::Lacks(4), Way::Breaks(1)]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Lacks(4), HolderBehaviour::Breaks(1)]);
     assert!(Home::new().fetch(&world).await.unwrap() == world.0.content);
     assert!(world.blamed().is_empty());
 }
 
 #[tokio::test]
 async fn a_lost_chunk_that_nobody_has_is_waited_for_and_said() {
-    let world = World::of(BYTES, &[Way::Lacks(4)]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Lacks(4)]);
     let mut home = Home { patience: FetchTimeouts { starved: Duration::from_secs(1), ..SHORT }, ..Home::new() };
     let said = home.fetch(&world).await.unwrap_err().to_string();
     assert!(said.contains("nothing came for 1 s"), "{said}");
     assert_eq!(home.tally.done.load(Ordering::Relaxed), BYTES as u64 - CHUNK_BYTES);
     // Another has it.
     home.patience = SHORT;
-    let other = World::of(BYTES, &[Way::Honest]);
+    let other = FakeHolders::of(BYTES, &[HolderBehaviour::Honest]);
     assert!(home.fetch(&other).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), CHUNK_BYTES, "only that one");
 }
 
 #[tokio::test]
 async fn what_is_there_counts_as_far_as_it_is_right() {
-    let world = World::of(BYTES, &[Way::Honest]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Honest]);
     let mut home = Home::new();
     fs::create_dir(home.draft(&world).parent().unwrap()).unwrap();
     // Two chunks that are right, one that is not, a part of one.
@@ -345,13 +348,13 @@ async fn what_is_there_counts_as_far_as_it_is_right() {
 
 #[tokio::test]
 async fn of_what_nobody_has_nothing_is_begun() {
-    let none = World::of(BYTES, &[]);
+    let none = FakeHolders::of(BYTES, &[]);
     assert!(matches!(Home::new().fetch(&none).await, Err(FetchError::NotGiven { .. })));
 }
 
 #[tokio::test]
 async fn what_is_not_wanted_is_not_fetched_and_no_file_is_whole_before_all_is() {
-    let world = World::of(BYTES, &[Way::Honest; 2]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Honest; 2]);
     let mut home = Home { wanted: 2..5, ..Home::new() };
     let there = home.fetch(&world).await.unwrap();
     assert_eq!(home.fetched(), 3 * CHUNK_BYTES);
@@ -373,7 +376,8 @@ async fn what_is_not_wanted_is_not_fetched_and_no_file_is_whole_before_all_is() 
 
 #[tokio::test]
 async fn who_has_some_gives_some_and_is_not_asked_for_more() {
-    let world = World::of(BYTES, &[Way::Before(6), Way::From(3), Way::Beyond]);
+    let world =
+        FakeHolders::of(BYTES, &[HolderBehaviour::Before(6), HolderBehaviour::From(3), HolderBehaviour::Beyond]);
     let mut home = Home::new();
     assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!((home.fetched(), world.blamed().len()), (BYTES as u64, 0));
@@ -387,7 +391,7 @@ async fn who_has_some_gives_some_and_is_not_asked_for_more() {
 #[tokio::test]
 async fn what_is_rare_comes_first() {
     // The second has the last chunks alone among two, the first has all.
-    let world = World::of(BYTES, &[Way::Honest, Way::Before(7)]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Honest, HolderBehaviour::Before(7)]);
     let drafts = {
         let (places, folder) = (world.clone(), tempfile::tempdir().unwrap());
         let fetcher = Fetcher {
@@ -401,7 +405,7 @@ async fn what_is_rare_comes_first() {
         Arc::new(fetcher.begin(&world.0.card).await.unwrap())
     };
     let work = Arc::new(FetchWork::new(drafts.clone(), &drafts.all().collect(), Arc::default()));
-    for (n, way) in [(1, Way::Honest), (2, Way::Before(7))] {
+    for (n, way) in [(1, HolderBehaviour::Honest), (2, HolderBehaviour::Before(7))] {
         let bits = Bitfield::read(BYTES as u64, &world.bitfield(way)).unwrap();
         work.say(peer(n), BTreeMap::from([(0, bits)]));
     }
@@ -415,7 +419,7 @@ async fn what_is_rare_comes_first() {
 
 #[tokio::test]
 async fn a_file_that_is_half_there_is_known_by_its_hashes_or_by_the_index() {
-    let world = World::of(BYTES, &[Way::Honest]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Honest]);
     let mut home = Home { wanted: 2..5, ..Home::new() };
     home.fetch(&world).await.unwrap();
     let data = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::weights::{
     BadPeers, FetchTimeouts,
-    fetch::tests::{SHORT, Way, World},
+    fetch::tests::{FakeHolders, HolderBehaviour, SHORT},
 };
 use std::fs;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use tsnode_protocol::weights::CHUNK_BYTES;
 
 const FILE_CHUNKS: usize = 7;
 
-fn fetcher(world: &World, folder: &Path) -> Fetcher<World> {
+fn fetcher(world: &FakeHolders, folder: &Path) -> Fetcher<FakeHolders> {
     let (places, folder, index) = (world.clone(), folder.to_owned(), Index::default());
     Fetcher { places, folder, index, budget: u64::MAX, patience: SHORT, bad: BadPeers::default() }
 }
@@ -26,13 +26,13 @@ fn bytes_of(source: &ModelSource, layers: LayerRange) -> u64 {
     source.load_stage_by(Threads::together(1), layers, &mut |_| ()).unwrap().1.bytes
 }
 
-fn chunks_there(stock: &Stock<World>) -> usize {
+fn chunks_there(stock: &Stock<FakeHolders>) -> usize {
     stock.drafts.all().filter(|chunk| stock.drafts.has(*chunk)).count()
 }
 
 #[tokio::test]
 async fn layers_come_when_they_are_wanted_and_no_others() {
-    let (world, folder) = (World::of_model(&[Way::Honest; 2]), tempfile::tempdir().unwrap());
+    let (world, folder) = (FakeHolders::of_model(&[HolderBehaviour::Honest; 2]), tempfile::tempdir().unwrap());
     let told = Arc::new(Mutex::new(Vec::new()));
     let heard = told.clone();
     let tell: Tell = Arc::new(move |far| heard.lock().unwrap().push(far));
@@ -66,7 +66,7 @@ async fn layers_come_when_they_are_wanted_and_no_others() {
 
 #[tokio::test]
 async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
-    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (world, folder) = (FakeHolders::of_model(&[HolderBehaviour::Honest]), tempfile::tempdir().unwrap());
     let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
     let stock =
         Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, quiet.clone()).await.unwrap();
@@ -74,7 +74,7 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     let place = folder.path().join(world.card().id.to_string());
     drop(stock);
     // Nobody is there any more.
-    let nobody = World::of_model(&[]);
+    let nobody = FakeHolders::of_model(&[]);
     let told = Arc::new(Mutex::new(Vec::new()));
     let heard = told.clone();
     let tell: Tell = Arc::new(move |far: Fetching| heard.lock().unwrap().extend(far.why));
@@ -113,7 +113,7 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
 
 #[tokio::test]
 async fn the_rest_of_it_comes_when_all_is_wanted_and_only_who_wants_that_hears_of_it() {
-    let (world, folder) = (World::of_model(&[Way::Honest; 2]), tempfile::tempdir().unwrap());
+    let (world, folder) = (FakeHolders::of_model(&[HolderBehaviour::Honest; 2]), tempfile::tempdir().unwrap());
     let listener = || {
         let told = Arc::new(Mutex::new(Vec::<Fetching>::new()));
         let heard = told.clone();
@@ -143,7 +143,7 @@ async fn the_rest_of_it_comes_when_all_is_wanted_and_only_who_wants_that_hears_o
 
 #[tokio::test]
 async fn layers_that_no_stage_has_go_where_others_come_within_the_budget() {
-    let (world, folder) = (World::of_model(&[Way::Honest; 2]), tempfile::tempdir().unwrap());
+    let (world, folder) = (FakeHolders::of_model(&[HolderBehaviour::Honest; 2]), tempfile::tempdir().unwrap());
     let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
     let stock = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, quiet).await.unwrap();
     assert_eq!(stock.takes(), None, "all of it may be here");
@@ -174,7 +174,7 @@ async fn layers_that_no_stage_has_go_where_others_come_within_the_budget() {
 
 #[tokio::test]
 async fn what_files_say_of_themselves_is_not_fetched_where_it_alone_is_more_than_the_budget() {
-    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (world, folder) = (FakeHolders::of_model(&[HolderBehaviour::Honest]), tempfile::tempdir().unwrap());
     let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
     let tight = Fetcher { budget: CHUNK_BYTES - 1, ..fetcher(&world, folder.path()) };
     let opened = Stock::open(tight, world.card().clone(), fetched.clone(), quiet).await;
@@ -184,7 +184,7 @@ async fn what_files_say_of_themselves_is_not_fetched_where_it_alone_is_more_than
 
 #[tokio::test]
 async fn what_is_wanted_whole_is_not_bounded() {
-    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (world, folder) = (FakeHolders::of_model(&[HolderBehaviour::Honest]), tempfile::tempdir().unwrap());
     let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
     let opening = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, quiet.clone());
     let stock = opening.await.unwrap();
@@ -197,7 +197,7 @@ async fn what_is_wanted_whole_is_not_bounded() {
 
 #[tokio::test]
 async fn sizes_that_members_say_are_over_once_the_files_say_them() {
-    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (world, folder) = (FakeHolders::of_model(&[HolderBehaviour::Honest]), tempfile::tempdir().unwrap());
     let mut card = world.card().clone();
     (card.shape.layers, card.shape.layer_bytes) = (9, 1);
     let quiet: Tell = Arc::new(|_| ());

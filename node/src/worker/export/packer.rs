@@ -1,5 +1,6 @@
 //! Packs a sequence's KV into tiles, on the compute thread: in the middle of a step, or between steps what was left then.
 
+use super::tile_memory::TileMemory;
 use bytes::Bytes;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,7 @@ struct PackProgress {
     /// The first token of each layer that is in no tile yet.
     next: Vec<u32>,
     tiles: mpsc::Sender<OutgoingTile>,
+    memory: TileMemory,
     spent: Duration,
     /// Of that, after the whole prompt was computed.
     late: Duration,
@@ -49,8 +51,8 @@ impl Packer {
     /// Nothing is packed yet; tiles go to `tiles`, and wait in pages where that is full.
     pub fn new(wanted: PackRequest, tiles: mpsc::Sender<OutgoingTile>) -> Self {
         let next = vec![0; wanted.layers.len() as usize];
-        let (spent, late) = (Duration::ZERO, Duration::ZERO);
-        Self(Arc::new(Mutex::new(PackProgress { wanted, next, tiles, spent, late })))
+        let (memory, spent, late) = (TileMemory::default(), Duration::ZERO, Duration::ZERO);
+        Self(Arc::new(Mutex::new(PackProgress { wanted, next, tiles, memory, spent, late })))
     }
 
     fn lock(&self) -> MutexGuard<'_, PackProgress> {
@@ -139,13 +141,13 @@ impl PackProgress {
             token_end: end,
             bytes: 0,
         };
-        let (mut payload, began) = (Vec::new(), Instant::now());
+        let (mut payload, began) = (self.memory.take(), Instant::now());
         fill(&header, count as u32, &mut payload)?;
         let took = began.elapsed();
         self.spent += took;
         self.late += if late { took } else { Duration::ZERO };
         let each = payload.len() / count;
-        let payload = Bytes::from(payload);
+        let payload = self.memory.lend(payload);
         for (number, room) in room.enumerate() {
             let header = TileHeader { layer: some.start + number as u32, bytes: each as u32, ..header };
             room.send(OutgoingTile { header, payload: payload.slice(number * each..(number + 1) * each) });

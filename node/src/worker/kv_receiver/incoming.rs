@@ -199,7 +199,7 @@ fn check_header(expected: &ExpectedKv, header: &KvHeader) -> Result<(), ReceiveE
 }
 
 /// A tile's memory, to be used again, and how long the compute thread took.
-struct Unpacked {
+struct UnpackedTile {
     payload: Vec<u8>,
     took: Duration,
 }
@@ -209,12 +209,12 @@ async fn unpack(
     header: &KvHeader,
     tile: TileHeader,
     payload: Vec<u8>,
-) -> Result<Unpacked, ReceiveError> {
+) -> Result<UnpackedTile, ReceiveError> {
     let (key, request, packing) = (expected.stage.key, expected.request, header.codec);
     let job = move |engine: &mut Engine| {
         let began = Instant::now();
         engine.import(key, request, &tile, packing, &payload)?;
-        Ok::<_, EngineError>(Unpacked { payload, took: began.elapsed() })
+        Ok::<_, EngineError>(UnpackedTile { payload, took: began.elapsed() })
     };
     let done = expected.stage.compute.call(job).await.map_err(|e| ReceiveError::Unpack(e.to_string()))?;
     done.map_err(|e| ReceiveError::Unpack(e.to_string()))

@@ -168,7 +168,7 @@ impl Bench {
             kv_stream: KvStream::WHOLE,
             tokens: PROMPT,
         };
-        let parts = self.tiles().await.into_iter().map(|(tile, payload)| Part::Tile(tile, payload));
+        let parts = self.tiles().await.into_iter().map(|(tile, payload)| SentPart::Tile(tile, payload));
         Sent { header, parts: parts.collect(), flip: false, end: true }
     }
 
@@ -196,13 +196,13 @@ impl Bench {
     }
 }
 
-enum Part {
+enum SentPart {
     Tile(TileHeader, Vec<u8>),
     /// The sequence is released now, at the receiver.
     Released(StageKey),
 }
 
-impl Part {
+impl SentPart {
     fn bytes(&self) -> u64 {
         match self {
             Self::Tile(_, payload) => payload.len() as u64,
@@ -214,7 +214,7 @@ impl Part {
 /// What a sender says.
 struct Sent {
     header: KvHeader,
-    parts: Vec<Part>,
+    parts: Vec<SentPart>,
     /// A bit of the first payload, after its checksum was taken.
     flip: bool,
     /// With a manifest of what was sent.
@@ -229,14 +229,14 @@ impl Sent {
         let said = async {
             for part in self.parts {
                 match part {
-                    Part::Tile(tile, mut payload) => {
+                    SentPart::Tile(tile, mut payload) => {
                         checksum.update(&codec::encode(&tile)).update(&payload);
                         (tiles, bytes) = (tiles + 1, bytes + payload.len() as u64);
                         payload[0] ^= u8::from(std::mem::take(&mut flip));
                         sender.send(&KvPart::Tile(tile)).await?;
                         sender.send_bytes(&payload, limits::TILE_BYTES).await?;
                     }
-                    Part::Released(key) => kv_receiver.forget(WAITS, key),
+                    SentPart::Released(key) => kv_receiver.forget(WAITS, key),
                 }
             }
             if self.end {
@@ -258,22 +258,22 @@ impl Sent {
 
 /// What is wrong, and what it is counted as.
 fn broken(mut good: Sent, how: &str, key: StageKey) -> Sent {
-    let Part::Tile(first, payload) = &good.parts[0] else { panic!() };
+    let SentPart::Tile(first, payload) = &good.parts[0] else { panic!() };
     let (first, payload) = (*first, payload.clone());
     match how {
         "manifest" => good.flip = true,
         "cut" => good.end = false,
-        "stray" => good.parts.insert(1, Part::Tile(first, payload)),
+        "stray" => good.parts.insert(1, SentPart::Tile(first, payload)),
         "incomplete" => drop(good.parts.pop()),
         "foreign" => good.header.model = ModelId([9; 16]),
-        "unexpected" => good.parts.insert(2, Part::Released(key)),
+        "unexpected" => good.parts.insert(2, SentPart::Released(key)),
         "over credit" => {
             let much = TileHeader { bytes: limits::KV_CREDIT as u32, layer: 1, ..first };
-            good.parts.insert(1, Part::Tile(much, vec![0; limits::KV_CREDIT as usize]));
+            good.parts.insert(1, SentPart::Tile(much, vec![0; limits::KV_CREDIT as usize]));
         }
         "unpack" => {
             let short = TileHeader { bytes: first.bytes - 1, ..first };
-            good.parts[0] = Part::Tile(short, payload[1..].to_vec());
+            good.parts[0] = SentPart::Tile(short, payload[1..].to_vec());
         }
         other => panic!("{other}"),
     }
@@ -323,10 +323,11 @@ async fn a_layer_of_another_stage_is_a_stray() {
 /// Of every second layer.
 fn half(good: &Sent, index: u8) -> Sent {
     let header = KvHeader { kv_stream: KvStream { index, of: 2 }, ..good.header };
-    let carried = |part: &&Part| matches!(part, Part::Tile(tile, _) if header.carried().any(|l| l == tile.layer));
+    let carried =
+        |part: &&SentPart| matches!(part, SentPart::Tile(tile, _) if header.carried().any(|l| l == tile.layer));
     let parts = good.parts.iter().filter(carried).map(|part| match part {
-        Part::Tile(tile, payload) => Part::Tile(*tile, payload.clone()),
-        Part::Released(key) => Part::Released(*key),
+        SentPart::Tile(tile, payload) => SentPart::Tile(*tile, payload.clone()),
+        SentPart::Released(key) => SentPart::Released(*key),
     });
     Sent { header, parts: parts.collect(), flip: false, end: true }
 }
@@ -341,7 +342,7 @@ async fn what_comes_by_two_connections_is_one_delivery_once_both_are_whole() {
     assert_eq!(bench.send(half(&good, 0)).await, KvAnswer::Committed);
     let deliveries = bench.heard().await.unwrap();
     assert_eq!((deliveries.len(), deliveries[0].tiles, deliveries[0].streams), (1, 8, 2));
-    assert_eq!(deliveries[0].bytes, good.parts.iter().map(Part::bytes).sum::<u64>());
+    assert_eq!(deliveries[0].bytes, good.parts.iter().map(SentPart::bytes).sum::<u64>());
     bench.release().await;
 }
 

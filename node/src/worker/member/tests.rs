@@ -44,7 +44,7 @@ async fn a_ring_that_the_next_stage_drops_ends_at_the_stage_before() {
 
 #[test]
 fn a_reason_is_news_once_and_again_after_a_ring_of_use() {
-    let mut said = Said::default();
+    let mut said = LastRingError::default();
     let news = ["not loaded", "not loaded", "gone", "not loaded"].map(|why| said.is_news(why));
     assert_eq!(news, [true, false, true, true]);
     said.forget();

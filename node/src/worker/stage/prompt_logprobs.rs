@@ -60,12 +60,12 @@ pub(super) fn compute_and_judge(
     let (those, others): (Vec<_>, Vec<_>) = placed.partition(|(_, entry)| judged(entry));
     let mut found = StepResult::default();
     if !others.is_empty() {
-        let input = Part::of(input, widths.hidden, others.iter().map(|(rows, _)| rows.clone()));
+        let input = StageRows::of(input, widths.hidden, others.iter().map(|(rows, _)| rows.clone()));
         let step = Step { entries: others.into_iter().map(|(_, entry)| entry.clone()).collect(), ..*step };
         found.chosen = compute_and_choose(engine, key, &step, input.as_input(), (widths.vocab, &mut *samplers), taps)?;
     }
     for (rows, entry) in those {
-        judge(engine, key, (entry, Part::of(input, widths.hidden, [rows])), (widths, &mut *samplers), &mut found)?;
+        judge(engine, key, (entry, StageRows::of(input, widths.hidden, [rows])), (widths, &mut *samplers), &mut found)?;
     }
     Ok(found)
 }
@@ -74,7 +74,7 @@ pub(super) fn compute_and_judge(
 fn judge(
     engine: &mut Engine,
     key: StageKey,
-    (entry, input): (&StepEntry, Part),
+    (entry, input): (&StepEntry, StageRows),
     (widths, samplers): (Widths, &mut Samplers),
     found: &mut StepResult,
 ) -> Result<(), EngineError> {
@@ -86,7 +86,7 @@ fn judge(
         let rows: Vec<usize> = (0..at_once.min(all - first)).collect();
         let start = entry.start + first as u32;
         let slice = Slice { request: entry.request, start, len: rows.len() as u32 };
-        let part = Part::of(input.as_input(), widths.hidden, std::iter::once(first..first + rows.len()));
+        let part = StageRows::of(input.as_input(), widths.hidden, std::iter::once(first..first + rows.len()));
         first += rows.len();
         let logits = engine.forward(key, &[slice], part.as_input(), Output::Logits { rows: &rows })?;
         for (position, logits) in (start as usize + 1..).zip(logits.chunks_exact_mut(vocab)) {
@@ -104,12 +104,12 @@ fn judge(
 }
 
 /// Some rows of what enters a stage.
-enum Part {
+enum StageRows {
     Tokens(Vec<Token>),
     Hidden(Vec<f32>),
 }
 
-impl Part {
+impl StageRows {
     fn of(input: Input<'_>, width: usize, rows: impl IntoIterator<Item = Range<usize>>) -> Self {
         let rows = rows.into_iter();
         match input {

@@ -53,12 +53,12 @@ fn crowd(all: &mut JoinSet<()>, to: SocketAddr) {
 }
 
 /// One that was told an invite.
-struct Newcomer {
+struct InvitedPeer {
     process: Child,
     folder: TempDir,
 }
 
-impl Newcomer {
+impl InvitedPeer {
     fn start(invite: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let process = Command::new(env!("CARGO_BIN_EXE_tsnode"))
@@ -83,7 +83,7 @@ impl Newcomer {
     }
 }
 
-impl Drop for Newcomer {
+impl Drop for InvitedPeer {
     fn drop(&mut self) {
         // One that has ended needs no killing.
         let _ = self.process.kill();
@@ -134,7 +134,7 @@ async fn a_crowd_of_idle_connections_keeps_nobody_from_being_served_or_from_comi
 
     let invite = std::fs::read_to_string(peer.data_dir.join("invite")).unwrap();
     let come = Instant::now();
-    let mut newcomer = Newcomer::start(invite.trim());
+    let mut newcomer = InvitedPeer::start(invite.trim());
     while newcomer.sees(&net.client).await != Some(4) {
         assert!(come.elapsed() < IN, "the newcomer is not in after {:.1?}", come.elapsed());
         tokio::time::sleep(Duration::from_millis(20)).await;

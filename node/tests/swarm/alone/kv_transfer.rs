@@ -42,14 +42,14 @@ fn drawn(n: usize, below: u64) -> u64 {
 
 /// What a process has in use.
 #[derive(Clone, Copy, Debug)]
-struct Usage {
+struct ProcessUsage {
     bytes: u64,
     files: usize,
 }
 
-fn usage(net: &Net, index: usize) -> Usage {
+fn usage(net: &Net, index: usize) -> ProcessUsage {
     let files = std::fs::read_dir(format!("/proc/{}/fd", net.peer(index).pid)).unwrap().count();
-    Usage { bytes: net.net.usage(index).unwrap().0, files }
+    ProcessUsage { bytes: net.net.usage(index).unwrap().0, files }
 }
 
 fn all_pages_free(sights: &[Option<Sight>]) -> Result<(), String> {
@@ -131,19 +131,19 @@ const STILL: Duration = Duration::from_secs(2);
 const ROUND: Duration = Duration::from_secs(70);
 
 /// Whether there are as many files, within a twentieth.
-fn as_many_files(before: Usage, now: Usage) -> bool {
+fn as_many_files(before: ProcessUsage, now: ProcessUsage) -> bool {
     now.files.abs_diff(before.files) as f64 <= before.files as f64 * MARGIN
 }
 
 /// Whether that is a twentieth more at most; `links` have been opened since, and closed.
-fn fits(before: Usage, now: Usage, links: usize) -> bool {
+fn fits(before: ProcessUsage, now: ProcessUsage, links: usize) -> bool {
     let more = |before: f64, now: f64| now - before * (1.0 + MARGIN);
     more(before.files as f64, now.files as f64) <= 0.0
         && more(before.bytes as f64, now.bytes as f64) <= LINK * links as f64
 }
 
 /// Waits until a process has no more than it had, and says what it has.
-async fn settled(net: &Net, index: usize, before: Usage, links: usize, patience: Duration) -> Usage {
+async fn settled(net: &Net, index: usize, before: ProcessUsage, links: usize, patience: Duration) -> ProcessUsage {
     let deadline = Instant::now() + patience;
     loop {
         let now = usage(net, index);
@@ -156,12 +156,12 @@ async fn settled(net: &Net, index: usize, before: Usage, links: usize, patience:
 
 /// Everything is given back, and says so; `links` may have been opened to peers and closed. Where none have, those that are
 /// there are waited for until they are used again, and no file may be missing either.
-async fn all_is_given_back(net: &Net, before: &[Usage; 3], links: usize) {
+async fn all_is_given_back(net: &Net, before: &[ProcessUsage; 3], links: usize) {
     await_free_pages(net).await;
     let patience = if links == 0 { ROUND } else { LONG };
     for (index, before) in WATCHED.into_iter().zip(*before) {
         let after = settled(net, index, before, links, patience).await;
-        let (name, mb) = (net.peer(index).name, |u: Usage| u.bytes as f64 / 1e6);
+        let (name, mb) = (net.peer(index).name, |u: ProcessUsage| u.bytes as f64 / 1e6);
         println!(
             "{name}: {:.1} MB and {} files before, {:.1} MB and {} files after",
             mb(before),
@@ -219,7 +219,7 @@ async fn kv_transfers_that_are_broken_off_leave_nothing_behind() {
     warm_up(&mut net, (count / 4).max(5 * CLIENTS)).await;
 
     // Files are those from before anything was broken off.
-    let in_use = |net: &Net| [0, 1, 2].map(|k| Usage { files: files[k], ..usage(net, WATCHED[k]) });
+    let in_use = |net: &Net| [0, 1, 2].map(|k| ProcessUsage { files: files[k], ..usage(net, WATCHED[k]) });
     let before = in_use(&net);
     let (began, tally) = (Instant::now(), Tally::default());
     many(&net, 0..count, &tally).await;

@@ -6,6 +6,7 @@ mod crowd;
 mod kv_transfer;
 mod lending;
 mod loaded;
+mod pipeline;
 mod plan;
 mod recovery;
 mod serving;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tsnode::view::SwarmView;
 use tsnode_coordinator::{
     gate::SplitChoice,
-    planner::{self, Wish},
+    planner::{self, PlanOptions},
 };
 use tsnode_protocol::PeerId;
 use tsnode_testnet::PeerConfig;
@@ -49,7 +49,7 @@ async fn the_plan_is_the_schedulers(net: &Net) {
     let view = view(net, 4).await;
     let adopted = view.plan.unwrap();
     let members = view.peers.iter().map(|p| (p.id, &p.advert)).collect();
-    let wish = Wish { layout: None, split: SplitChoice::Always };
+    let wish = PlanOptions { layout: None, split: SplitChoice::Always };
     let draft = planner::plan(&members, &wish, None);
     let again = tsnode_protocol::Plan { groups: draft.groups, routes: draft.routes, ..adopted.clone() };
     let (new, old) = (planner::value(&again, &members, &wish), planner::value(&adopted, &members, &wish));

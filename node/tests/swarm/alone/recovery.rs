@@ -68,7 +68,7 @@ async fn killed_in_every_role(net: &mut Testnet, answers: &Answers, seed: u64, k
 
 /// Breaks a swarm, and holds what came of it against what must hold; the roles that were hit.
 async fn broken(net: &mut Testnet, answers: &Answers, chaos: Chaos) -> BTreeSet<String> {
-    let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
+    let told = |fault: &chaos::InjectedFault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
     let kills = chaos.deeds != Deeds::Drawn;
     let report = chaos::run(net, chaos, answers.clone(), told).await.unwrap();
     println!("{} streams; {:?}", report.streams.len(), report.summary());

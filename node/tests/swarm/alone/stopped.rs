@@ -36,7 +36,7 @@ async fn a_stopped_peer_is_missed_before_its_connections_are_given_up() {
     let limits = PauseLimits { p99: None, worst: None };
     let (deeds, until) = (Deeds::Only(vec![Deed::Stop]), Until::Faults(STOPS));
     let chaos = Chaos { seed: 3, streams: 8, until, deeds, pairs: 0.0, limits };
-    let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
+    let told = |fault: &chaos::InjectedFault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
     let report = chaos::run(&mut net, chaos, answers, told).await.unwrap();
     let summary = report.summary();
     println!("{summary:?}");

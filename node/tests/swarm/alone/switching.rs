@@ -25,7 +25,7 @@ async fn no_client_is_refused_while_every_group_is_made_anew() {
     let mut net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let expected = net.tokens(4, body()).await.0;
     let first = groups(&net).await;
-    let clients = Clients::start(&net, 4, &expected, |_| body());
+    let clients = RepeatingClients::start(&net, 4, &expected, |_| body());
     clients.await_more(8).await;
 
     net.net.kill(0).await.unwrap();
@@ -51,7 +51,7 @@ async fn a_loss_flips_phases_and_nobody_reads_weights() {
     let survivors: Vec<usize> = (0..4).filter(|n| !victims.contains(n)).collect();
     let read = weights(&net, &survivors).await;
     assert!(read.iter().all(|(stages, bytes)| *stages > 0 && *bytes > 1 << 20), "{read:?}");
-    let clients = Clients::start(&net, 4, &expected, |_| body());
+    let clients = RepeatingClients::start(&net, 4, &expected, |_| body());
     clients.await_more(4).await;
 
     let killed = Instant::now();
@@ -87,7 +87,7 @@ async fn requests_of_another_kind_flip_phases_and_nobody_reads_weights() {
         let before = groups(&net).await;
         let read = weights(&net, &[0, 1, 2, 3]).await;
         let other: fn(usize) -> Value = if 2 * prefilling(&before) > before.len() { long_answer } else { long_prompt };
-        let clients = Clients::start(&net, 4, &[], other);
+        let clients = RepeatingClients::start(&net, 4, &[], other);
         let flips = swarm(&net).await_that(HUNDRED, |sights| is_other(sights, &before)).await.is_ok();
         if flips {
             let after = changed(&mut net, HUNDRED, 5, &before).await;
@@ -196,13 +196,13 @@ async fn weights(net: &Net, peers: &[usize]) -> Vec<(u64, u64)> {
 }
 
 /// Clients of one gateway that ask again and again.
-struct Clients {
+struct RepeatingClients {
     over: Arc<AtomicBool>,
     served: Arc<AtomicUsize>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Clients {
+impl RepeatingClients {
     /// They ask for `body` of numbers that rise, and expect the tokens, if there are any.
     fn start(net: &Net, gateway: usize, expected: &[u64], body: fn(usize) -> Value) -> Self {
         let (over, served, asked) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default(), Arc::default());

@@ -122,13 +122,13 @@ async fn until_split(net: &Net, body: &Value) -> Vec<u64> {
 }
 
 /// A streamed request whose first token has come.
-struct Begun {
+struct StartedStream {
     peer: String,
     response: reqwest::Response,
     text: String,
 }
 
-async fn begin(net: &Net, body: &Value) -> Begun {
+async fn begin(net: &Net, body: &Value) -> StartedStream {
     let url = format!("{}/v1/completions", net.peer(3).http);
     let mut body = body.clone();
     (body["stream"], body["return_token_ids"]) = (json!(true), json!(true));
@@ -146,11 +146,11 @@ async fn begin(net: &Net, body: &Value) -> Begun {
             continue;
         }
         let text = String::from_utf8(response.chunk().await.unwrap().unwrap().to_vec()).unwrap();
-        return Begun { peer, response, text };
+        return StartedStream { peer, response, text };
     }
 }
 
-impl Begun {
+impl StartedStream {
     /// All tokens, when they have come.
     async fn tokens(self) -> Vec<u64> {
         let text = self.text + &self.response.text().await.unwrap();

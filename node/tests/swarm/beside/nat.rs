@@ -4,7 +4,7 @@
 use crate::common::{Net, PROMPT, Wish, owned};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use tsnode_testnet::client::Reader;
+use tsnode_testnet::client::AnswerStream;
 use tsnode_testnet::{Flaw, Network, PeerConfig, SeenPath, SeenPeer, Sight, Swarm, Wall};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -84,7 +84,7 @@ async fn hosts_that_nobody_can_call_serve_over_relays_and_outlive_one() {
     let dies = (0..GATEWAYS).max_by_key(used).unwrap();
     let stays = 1 - dies;
     let http = net.peer(stays).http;
-    let reader = Reader::new(&net.client, "over a relay".into(), body(LENGTHY));
+    let reader = AnswerStream::new(&net.client, "over a relay".into(), body(LENGTHY));
     let reading = tsnode::tasks::spawn("test", async move { reader.read(|_| http.clone()).await });
     let running = |sights: &[Option<Sight>]| {
         let runs = hosts(sights, stays)?.iter().any(|h| h.load.running > 0);

@@ -3,7 +3,7 @@
 use super::order::OrderRank;
 use crate::policy::pages::Pages;
 use std::collections::{BTreeMap, BTreeSet};
-use tsnode_coordinator::policy::batching::{Part, RequestNo, ServiceNo, Task};
+use tsnode_coordinator::policy::batching::{RequestNo, RequestPhase, ServiceNo, Task};
 use tsnode_protocol::Seconds;
 
 /// A request on this machine.
@@ -15,7 +15,7 @@ pub(super) struct ServiceJob<S> {
     /// The machine's busy time when it came.
     pub came: Seconds,
     /// What of it is computed now or next.
-    pub part: Part,
+    pub part: RequestPhase,
     pub prompt: u32,
     /// Tokens of the answer, and those still to come.
     pub answer: u32,
@@ -33,7 +33,7 @@ pub(super) struct ServiceJob<S> {
 }
 
 impl<S> ServiceJob<S> {
-    fn new(service: ServiceNo, standing: S, rank: OrderRank, came: Seconds, part: Part) -> Self {
+    fn new(service: ServiceNo, standing: S, rank: OrderRank, came: Seconds, part: RequestPhase) -> Self {
         let (prompt, answer, left, context, whole, held, pages) = (0, 0, 0, 0, 0, 0, 0);
         let (started, again) = (false, false);
         Self { service, standing, rank, came, part, prompt, answer, left, context, whole, held, pages, started, again }
@@ -52,10 +52,10 @@ pub(super) struct ServiceQueues {
 }
 
 impl ServiceQueues {
-    pub fn of(&self, part: Part) -> &BTreeSet<(OrderRank, RequestNo)> {
+    pub fn of(&self, part: RequestPhase) -> &BTreeSet<(OrderRank, RequestNo)> {
         match part {
-            Part::Prompt => &self.prompts,
-            Part::Answer => &self.answers,
+            RequestPhase::Prompt => &self.prompts,
+            RequestPhase::Answer => &self.answers,
         }
     }
 }
@@ -96,14 +96,14 @@ impl<S: Copy> Jobs<S> {
         let queues = self.queues.entry(job.service).or_default();
         job.whole += task.memory;
         match task.part {
-            Part::Prompt => {
+            RequestPhase::Prompt => {
                 (job.prompt, job.context) = (task.tokens, u64::from(task.tokens) + 1);
                 self.pending_tokens += u64::from(task.tokens);
                 queues.prompts.insert((job.rank, request));
             }
-            Part::Answer => {
+            RequestPhase::Answer => {
                 (job.answer, job.left) = (task.tokens, task.tokens);
-                if job.part == Part::Answer {
+                if job.part == RequestPhase::Answer {
                     queues.answers.insert((job.rank, request));
                 }
             }
@@ -120,7 +120,7 @@ impl<S: Copy> Jobs<S> {
             return false;
         }
         self.pages.take(pages);
-        let new = ServiceJob::new(service, standing, OrderRank::default(), Seconds(0.0), Part::Answer);
+        let new = ServiceJob::new(service, standing, OrderRank::default(), Seconds(0.0), RequestPhase::Answer);
         self.all.insert(request, ServiceJob { context: memory, held: memory, pages, ..new });
         true
     }
@@ -190,7 +190,8 @@ impl<S: Copy> Jobs<S> {
         }
         self.pages.give(job.pages);
         self.started -= 1;
-        (job.part, job.prompt, job.again) = (Part::Prompt, u32::try_from(job.context).unwrap_or(u32::MAX), true);
+        (job.part, job.prompt, job.again) =
+            (RequestPhase::Prompt, u32::try_from(job.context).unwrap_or(u32::MAX), true);
         (job.pages, job.held, job.started) = (0, 0, false);
         self.pending_tokens += u64::from(job.prompt);
     }

@@ -1,6 +1,6 @@
 //! Clients: who asks when, and whether what they get is what an undisturbed run gives, each token once, and one end.
 
-use super::{Around, Effect, Item, Planted, ProcessLife, Requests, SimulatedProcess, token};
+use super::{Effect, Item, Planted, ProcessLife, Requests, SimulatedProcess, Surroundings, token};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -55,7 +55,7 @@ fn asked_for(peer: &SimulatedProcess, request: RequestId) -> ModelId {
 }
 
 impl Requests {
-    pub(super) fn somebody_asks(&mut self, around: Around<'_>) {
+    pub(super) fn somebody_asks(&mut self, around: Surroundings<'_>) {
         if self.rate <= 0.0 {
             return;
         }
@@ -68,11 +68,11 @@ impl Requests {
         }
     }
 
-    pub(super) fn last_one_asks(&mut self, around: Around<'_>, n: usize) {
+    pub(super) fn last_one_asks(&mut self, around: Surroundings<'_>, n: usize) {
         self.a_client_asks(around, n, true);
     }
 
-    fn a_client_asks(&mut self, around: Around<'_>, n: usize, is_last: bool) {
+    fn a_client_asks(&mut self, around: Surroundings<'_>, n: usize, is_last: bool) {
         let name = [self.rng.bits().to_le_bytes(), self.rng.bits().to_le_bytes()].concat();
         let request = RequestId(std::array::from_fn(|i| name[i]));
         let is_long = self.rng.below(LONG) == 0 && !is_last;
@@ -90,7 +90,7 @@ impl Requests {
         self.submit(around, request);
     }
 
-    fn submit(&mut self, around: Around<'_>, request: RequestId) {
+    fn submit(&mut self, around: Surroundings<'_>, request: RequestId) {
         let Some(client) = self.clients.get_mut(&request) else { return };
         (client.state, client.accepted, client.asked) = (State::Open, false, 0);
         let (n, model) = (client.at.0, client.model);
@@ -104,7 +104,7 @@ impl Requests {
     }
 
     /// It asks again, at another gateway if its own is no more.
-    pub(super) fn comes_back(&mut self, around: Around<'_>, request: RequestId) {
+    pub(super) fn comes_back(&mut self, around: Surroundings<'_>, request: RequestId) {
         let there: Vec<usize> =
             (0..around.peers.len()).filter(|n| around.peers[*n].is_running() && !around.is_stopped(*n)).collect();
         let Some(client) = self.clients.get_mut(&request).filter(|c| c.state == State::Away) else { return };
@@ -118,7 +118,7 @@ impl Requests {
     }
 
     /// It goes, if it is still there; its gateway hears of that.
-    pub(super) fn goes(&mut self, around: Around<'_>, request: RequestId) {
+    pub(super) fn goes(&mut self, around: Surroundings<'_>, request: RequestId) {
         let Some(client) = self.clients.get_mut(&request).filter(|c| c.state == State::Open) else { return };
         let at = client.at;
         if around.lives(at) && !around.is_stopped(at.0) {
@@ -129,7 +129,7 @@ impl Requests {
     }
 
     /// Clients whose gateway is no more: every second one comes to another with what it has.
-    pub(super) fn miss_gateways(&mut self, around: Around<'_>) {
+    pub(super) fn miss_gateways(&mut self, around: Surroundings<'_>) {
         // Nothing may be said to the others any more, and those are as unknown as they are over.
         self.clients.retain(|_, c| c.state != State::Over || c.is_last);
         let lost = |c: &SimulatedClient| c.state == State::Open && !around.lives(c.at);
@@ -159,7 +159,13 @@ impl Requests {
     }
 
     /// The client of a request that a gateway has something to say of; none may be said after the end.
-    fn hears(&mut self, around: Around<'_>, n: usize, request: RequestId, what: &str) -> Option<&mut SimulatedClient> {
+    fn hears(
+        &mut self,
+        around: Surroundings<'_>,
+        n: usize,
+        request: RequestId,
+        what: &str,
+    ) -> Option<&mut SimulatedClient> {
         let place = around.place(n);
         let hears = |c: &SimulatedClient| c.state == State::Open && c.at == place;
         if !self.clients.get(&request).is_some_and(hears) {
@@ -170,14 +176,20 @@ impl Requests {
         self.clients.get_mut(&request)
     }
 
-    pub(super) fn is_accepted(&mut self, around: Around<'_>, n: usize, request: RequestId) {
+    pub(super) fn is_accepted(&mut self, around: Surroundings<'_>, n: usize, request: RequestId) {
         let Some(client) = self.hears(around, n, request, "acceptance") else { return };
         if std::mem::replace(&mut client.accepted, true) {
             self.break_off(around.now, "a_request_ends_once", format!("{request} is accepted twice"));
         }
     }
 
-    pub(super) fn is_unserved(&mut self, around: Around<'_>, n: usize, request: RequestId, retry_after: Duration) {
+    pub(super) fn is_unserved(
+        &mut self,
+        around: Surroundings<'_>,
+        n: usize,
+        request: RequestId,
+        retry_after: Duration,
+    ) {
         let Some(client) = self.hears(around, n, request, "refusal") else { return };
         let (accepted, asks_again) = (client.accepted, client.is_last);
         client.state = if asks_again { State::Away } else { State::Over };
@@ -190,7 +202,14 @@ impl Requests {
         }
     }
 
-    pub(super) fn gets_token(&mut self, around: Around<'_>, n: usize, request: RequestId, index: u32, got: Token) {
+    pub(super) fn gets_token(
+        &mut self,
+        around: Surroundings<'_>,
+        n: usize,
+        request: RequestId,
+        index: u32,
+        got: Token,
+    ) {
         let Some(client) = self.hears(around, n, request, "a token") else { return };
         let (next, right) = (client.got, token(request, index));
         client.got += 1;
@@ -200,7 +219,7 @@ impl Requests {
         }
     }
 
-    pub(super) fn ends(&mut self, around: Around<'_>, n: usize, request: RequestId, end: End) {
+    pub(super) fn ends(&mut self, around: Surroundings<'_>, n: usize, request: RequestId, end: End) {
         if self.planted == Some(Planted::NoEnd) {
             return;
         }

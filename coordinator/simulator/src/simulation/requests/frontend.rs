@@ -1,7 +1,7 @@
 //! One process's gateway and changeover, driven as the node drives them.
 
 use super::{
-    Around, Effect, Item, Planted, ProcessLife, Requests,
+    Effect, Item, Planted, ProcessLife, Requests, Surroundings,
     host::LeadingProcess,
     lines::{LineNo, Up},
 };
@@ -95,7 +95,7 @@ impl Frontend {
 
 impl Requests {
     /// The frontend of a process's present life.
-    pub(super) fn frontend(&mut self, around: Around<'_>, n: usize) -> &mut Frontend {
+    pub(super) fn frontend(&mut self, around: Surroundings<'_>, n: usize) -> &mut Frontend {
         let life = around.peers[n].life;
         let frontend = self.frontends.entry(n).or_insert_with(|| Frontend::new(life));
         if frontend.life != life {
@@ -104,7 +104,7 @@ impl Requests {
         frontend
     }
 
-    pub(super) fn adopt(&mut self, around: Around<'_>, (n, _): ProcessLife, plan: Arc<Plan>) {
+    pub(super) fn adopt(&mut self, around: Surroundings<'_>, (n, _): ProcessLife, plan: Arc<Plan>) {
         let Some(control) = around.peers[n].control() else { return };
         let (up, staying) = (control.said_ready(), control.staying());
         let frontend = self.frontend(around, n);
@@ -112,7 +112,7 @@ impl Requests {
         self.look_at(around, n);
     }
 
-    pub(super) fn loaded(&mut self, around: Around<'_>, (n, _): ProcessLife, groups: Vec<GroupId>) {
+    pub(super) fn loaded(&mut self, around: Surroundings<'_>, (n, _): ProcessLife, groups: Vec<GroupId>) {
         let Some(plan) = around.peers[n].control().and_then(Control::plan) else { return };
         let groups: Vec<_> = groups.into_iter().filter_map(|id| Some((id, plan.group(id)?.clone()))).collect();
         self.frontend(around, n).host.loaded.extend(groups);
@@ -120,7 +120,7 @@ impl Requests {
     }
 
     /// A process looks which plan it follows, and says what has changed.
-    pub(super) fn look_at(&mut self, around: Around<'_>, n: usize) {
+    pub(super) fn look_at(&mut self, around: Surroundings<'_>, n: usize) {
         let Some(control) = around.peers[n].control() else { return };
         let (up, staying): (_, BTreeSet<PeerId>) = (control.said_ready(), control.staying());
         let frontend = self.frontend(around, n);
@@ -134,7 +134,7 @@ impl Requests {
     }
 
     /// One event through a process's gateway, and what follows from it.
-    pub(super) fn drive(&mut self, around: Around<'_>, n: usize, event: Event) {
+    pub(super) fn drive(&mut self, around: Surroundings<'_>, n: usize, event: Event) {
         let actions = self.frontend(around, n).gateway.on_event(around.now, event);
         for action in actions {
             self.act(around, n, action);
@@ -148,14 +148,14 @@ impl Requests {
         }
     }
 
-    pub(super) fn woken(&mut self, around: Around<'_>, (n, _): ProcessLife) {
+    pub(super) fn woken(&mut self, around: Surroundings<'_>, (n, _): ProcessLife) {
         let frontend = self.frontend(around, n);
         if frontend.wake.take_if(|at| *at <= around.now).is_some() {
             self.drive(around, n, Event::Deadline);
         }
     }
 
-    fn act(&mut self, around: Around<'_>, n: usize, action: Action) {
+    fn act(&mut self, around: Surroundings<'_>, n: usize, action: Action) {
         match action {
             Action::OpenDecode { request, leader, open } => self.open(around, n, request, leader, open),
             Action::OpenPrefill { request, .. } => {
@@ -189,14 +189,14 @@ impl Requests {
     }
 
     /// A gateway asks groups of the plan that it follows, one at a time.
-    fn open(&mut self, around: Around<'_>, n: usize, request: RequestId, leader: PeerId, open: DecodeRequest) {
+    fn open(&mut self, around: Surroundings<'_>, n: usize, request: RequestId, leader: PeerId, open: DecodeRequest) {
         let place = around.place(n);
         let has = |plan: &Arc<Plan>| plan.group(open.group).is_some_and(|g| g.leader() == Some(leader));
         if !self.frontend(around, n).view.plan.as_ref().is_some_and(has) {
             let what = format!("p{n} asks for {request} in {}, which is not of the plan it follows", open.group);
             self.break_off(around.now, "gateways_ask_groups_of_one_plan", what);
         }
-        let asked = |l: &super::Line| l.request == request && !l.hung_up && around.lives(l.gateway);
+        let asked = |l: &super::RequestLine| l.request == request && !l.hung_up && around.lives(l.gateway);
         if self.lines.values().any(asked) {
             let what = format!("p{n} asks for {request} in {} and has not hung up elsewhere", open.group);
             self.break_off(around.now, "no_peer_serves_a_request_under_two_plans", what);
@@ -209,7 +209,7 @@ impl Requests {
     }
 
     /// A leader's word arrives at a gateway.
-    pub(super) fn answered(&mut self, around: Around<'_>, line: LineNo, event: DecodeEvent) {
+    pub(super) fn answered(&mut self, around: Surroundings<'_>, line: LineNo, event: DecodeEvent) {
         let Some((n, request)) = self.lines.get(&line).map(|l| (l.gateway.0, l.request)) else { return };
         let is_last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
         if self.frontend(around, n).lines.get(&request) == Some(&line) {
@@ -222,7 +222,7 @@ impl Requests {
 
     pub(super) fn lost(
         &mut self,
-        around: Around<'_>,
+        around: Surroundings<'_>,
         (n, _): ProcessLife,
         line: LineNo,
         request: RequestId,
@@ -233,7 +233,7 @@ impl Requests {
         }
     }
 
-    pub(super) fn no_prefill(&mut self, around: Around<'_>, (n, _): ProcessLife, request: RequestId) {
+    pub(super) fn no_prefill(&mut self, around: Surroundings<'_>, (n, _): ProcessLife, request: RequestId) {
         let reason = "nobody prefills for others here".to_owned();
         self.drive(around, n, Event::PrefillLost { request, reason });
     }

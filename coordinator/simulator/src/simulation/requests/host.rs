@@ -2,7 +2,7 @@
 //! when their process ends.
 
 use super::{
-    Around, Item, Planted, ProcessLife, Requests,
+    Item, Planted, ProcessLife, Requests, Surroundings,
     lines::{BREAKS, LineNo, Up},
     token,
 };
@@ -45,7 +45,7 @@ pub(super) struct LedRequest {
 
 impl Requests {
     /// A gateway's word arrives at a leader.
-    pub(super) fn asked(&mut self, around: Around<'_>, line: LineNo, said: Up) {
+    pub(super) fn asked(&mut self, around: Surroundings<'_>, line: LineNo, said: Up) {
         let Some(place) = self.lines.get(&line).map(|l| l.leader) else { return };
         match said {
             Up::Open(open) => self.take(around, place, line, open),
@@ -63,11 +63,11 @@ impl Requests {
         }
     }
 
-    fn host(&mut self, around: Around<'_>, place: ProcessLife) -> &mut LeadingProcess {
+    fn host(&mut self, around: Surroundings<'_>, place: ProcessLife) -> &mut LeadingProcess {
         &mut self.frontend(around, place.0).host
     }
 
-    fn take(&mut self, around: Around<'_>, place: ProcessLife, line: LineNo, open: DecodeRequest) {
+    fn take(&mut self, around: Surroundings<'_>, place: ProcessLife, line: LineNo, open: DecodeRequest) {
         let host = self.host(around, place);
         let Some(group) = host.loaded.get(&open.group).cloned() else {
             return self.send_down(around, line, DecodeEvent::Refused("that group is not served here".into()));
@@ -96,7 +96,7 @@ impl Requests {
 
     /// No process has a part in two runs of a request on which its living gateway has not hung up: two groups of one request are
     /// two plans', or one that it was not asked to leave.
-    fn nobody_runs_it_twice(&mut self, around: Around<'_>, line: LineNo, open: &DecodeRequest, group: &Group) {
+    fn nobody_runs_it_twice(&mut self, around: Surroundings<'_>, line: LineNo, open: &DecodeRequest, group: &Group) {
         let counts = |no: &LineNo| {
             let line = self.lines.get(no);
             line.is_some_and(|l| !l.hung_up && around.lives(l.gateway))
@@ -115,12 +115,12 @@ impl Requests {
         }
     }
 
-    pub(super) fn dropped(&mut self, around: Around<'_>, place: ProcessLife, line: LineNo) {
+    pub(super) fn dropped(&mut self, around: Surroundings<'_>, place: ProcessLife, line: LineNo) {
         self.host(around, place).runs.remove(&line);
     }
 
     /// The next token of a run, if all its stages are there.
-    pub(super) fn step(&mut self, around: Around<'_>, place: ProcessLife, line: LineNo) {
+    pub(super) fn step(&mut self, around: Surroundings<'_>, place: ProcessLife, line: LineNo) {
         let planted = self.planted;
         let Some(run) = self.host(around, place).runs.get_mut(&line) else { return };
         let is_anew = |p: &ProcessLife| around.peers[p.0].life > p.1;

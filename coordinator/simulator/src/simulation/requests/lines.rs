@@ -1,6 +1,6 @@
 //! Streams between gateways and leaders: in order, whole, and broken when an end dies or is out of reach for too long.
 
-use super::{Around, Item, ProcessLife, Requests};
+use super::{Item, ProcessLife, Requests, Surroundings};
 use std::time::Duration;
 use tsnode_coordinator::Time;
 use tsnode_protocol::{
@@ -29,7 +29,7 @@ pub(super) type LeaderEvent = DecodeEvent;
 
 /// One stream.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct RequestLine {
     pub request: RequestId,
     pub gateway: ProcessLife,
     pub leader: ProcessLife,
@@ -47,20 +47,21 @@ impl Requests {
     pub(super) fn new_line(&mut self, request: RequestId, gateway: ProcessLife, leader: ProcessLife) -> LineNo {
         self.last_line += 1;
         let last = [Time::ZERO; 2];
-        let line = Line { request, gateway, leader, hung_up: false, last, out_of_reach: None, backlog: Vec::new() };
+        let line =
+            RequestLine { request, gateway, leader, hung_up: false, last, out_of_reach: None, backlog: Vec::new() };
         self.lines.insert(self.last_line, line);
         self.last_line
     }
 
-    pub(super) fn send_up(&mut self, around: Around<'_>, line: LineNo, said: Up) {
+    pub(super) fn send_up(&mut self, around: Surroundings<'_>, line: LineNo, said: Up) {
         self.send(around, line, Item::Up(line, said));
     }
 
-    pub(super) fn send_down(&mut self, around: Around<'_>, line: LineNo, said: LeaderEvent) {
+    pub(super) fn send_down(&mut self, around: Surroundings<'_>, line: LineNo, said: LeaderEvent) {
         self.send(around, line, Item::Down(line, said));
     }
 
-    fn send(&mut self, around: Around<'_>, no: LineNo, item: Item) {
+    fn send(&mut self, around: Surroundings<'_>, no: LineNo, item: Item) {
         let Some(line) = self.lines.get_mut(&no) else { return };
         if !line.backlog.is_empty() || !around.reaches(line.gateway, line.leader) {
             return line.backlog.push(item);
@@ -83,7 +84,7 @@ impl Requests {
     }
 
     /// Looks what has become of every stream.
-    pub(super) fn sweep(&mut self, around: Around<'_>) {
+    pub(super) fn sweep(&mut self, around: Surroundings<'_>) {
         for no in self.lines.keys().copied().collect::<Vec<_>>() {
             let Some(line) = self.lines.get_mut(&no) else { continue };
             let stopped = |place: ProcessLife| around.is_stopped(place.0);
@@ -98,7 +99,7 @@ impl Requests {
         }
     }
 
-    pub(super) fn break_line(&mut self, around: Around<'_>, no: LineNo, why: &'static str) {
+    pub(super) fn break_line(&mut self, around: Surroundings<'_>, no: LineNo, why: &'static str) {
         let Some(line) = self.lines.remove(&no) else { return };
         let soon = around.now + Duration::from_millis(1);
         self.at(soon, Item::Lost(line.gateway, no, line.request, why));
@@ -107,8 +108,8 @@ impl Requests {
     }
 
     /// A system closes the connections of a process that was killed; where that does not arrive, silence says so.
-    pub(super) fn hang_up_for(&mut self, around: Around<'_>, place: ProcessLife) {
-        let hears = |l: &Line| {
+    pub(super) fn hang_up_for(&mut self, around: Surroundings<'_>, place: ProcessLife) {
+        let hears = |l: &RequestLine| {
             let other = if l.gateway == place { l.leader } else { l.gateway };
             (l.gateway == place || l.leader == place) && !around.net.is_cut(place.0, other.0)
         };
@@ -117,10 +118,11 @@ impl Requests {
     }
 
     /// A process closes its connections to a peer that is gone from its view, or is there anew.
-    pub(super) fn forget(&mut self, around: Around<'_>, place: ProcessLife, peer: PeerId) {
+    pub(super) fn forget(&mut self, around: Surroundings<'_>, place: ProcessLife, peer: PeerId) {
         let Some(&other) = around.numbers.get(&peer) else { return };
-        let between =
-            |l: &Line| (l.gateway == place && l.leader.0 == other) || (l.leader == place && l.gateway.0 == other);
+        let between = |l: &RequestLine| {
+            (l.gateway == place && l.leader.0 == other) || (l.leader == place && l.gateway.0 == other)
+        };
         let ended: Vec<LineNo> = self.lines.iter().filter(|(_, l)| between(l)).map(|(no, _)| *no).collect();
         ended.into_iter().for_each(|no| self.break_line(around, no, "hung up on a peer that is gone"));
     }

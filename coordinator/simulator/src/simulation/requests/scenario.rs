@@ -1,6 +1,6 @@
 //! Requests' place in a scenario: clients come while it runs, and at its end everybody is served.
 
-use super::{Around, Effect, Item, LOOK, Planted, Requests};
+use super::{Effect, Item, LOOK, Planted, Requests, Surroundings};
 use crate::simulation::{Violation, World};
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ impl World {
         self.of_requests(|requests, around| requests.happens(around, item));
     }
 
-    fn of_requests(&mut self, what: impl FnOnce(&mut Requests, Around<'_>)) {
+    fn of_requests(&mut self, what: impl FnOnce(&mut Requests, Surroundings<'_>)) {
         let Some(mut requests) = self.requests.take() else { return };
-        what(&mut requests, Around { now: self.now, peers: &self.peers, net: &self.net, numbers: &self.numbers });
+        what(&mut requests, Surroundings { now: self.now, peers: &self.peers, net: &self.net, numbers: &self.numbers });
         let effects = std::mem::take(&mut requests.out);
         if let Some(Violation { at, sentence, what }) = requests.broken.take() {
             self.checks.break_off(at, sentence, what);

@@ -23,7 +23,7 @@ const AT_ONCE: u32 = 8;
 const POISON: u8 = 0xa5;
 
 #[derive(Clone, Copy)]
-enum Way {
+enum GatherMethod {
     Copies,
     Nccl,
 }
@@ -96,8 +96,8 @@ impl GatherWork {
 
     fn check(&mut self, size: GatherSize, together: &mut Together, patience: Duration) -> Result<Vec<Columns>, NoNccl> {
         let columns = self.columns(size)?;
-        let copied = self.result(size, &columns, Way::Copies, together, patience)?;
-        let exchanged = self.result(size, &columns, Way::Nccl, together, patience)?;
+        let copied = self.result(size, &columns, GatherMethod::Copies, together, patience)?;
+        let exchanged = self.result(size, &columns, GatherMethod::Nccl, together, patience)?;
         if copied == exchanged { Ok(columns) } else { Err(NoNccl::Differs) }
     }
 
@@ -115,14 +115,14 @@ impl GatherWork {
         &mut self,
         size: GatherSize,
         columns: &[Columns],
-        way: Way,
+        way: GatherMethod,
         together: &mut Together,
         patience: Duration,
     ) -> Result<Vec<u8>, NoNccl> {
         self.begin(size, columns)?;
         match way {
-            Way::Copies => self.copy(columns)?,
-            Way::Nccl => together.try_gather(&self.machines, columns, patience)?,
+            GatherMethod::Copies => self.copy(columns)?,
+            GatherMethod::Nccl => together.try_gather(&self.machines, columns, patience)?,
         }
         settle(together, patience)?;
         Ok(self.gathered(size, columns)?)
@@ -201,8 +201,8 @@ impl GatherWork {
         let (mut copies_ns, mut nccl_ns) = (u64::MAX, u64::MAX);
         // In turn, since a GPU's clocks rise while it works.
         for _ in 0..ROUNDS {
-            copies_ns = copies_ns.min(self.time(&columns, Way::Copies, together, patience)?);
-            nccl_ns = nccl_ns.min(self.time(&columns, Way::Nccl, together, patience)?);
+            copies_ns = copies_ns.min(self.time(&columns, GatherMethod::Copies, together, patience)?);
+            nccl_ns = nccl_ns.min(self.time(&columns, GatherMethod::Nccl, together, patience)?);
         }
         Ok(TimedGather { rows: size.rows, copies_ns, nccl_ns })
     }
@@ -211,15 +211,15 @@ impl GatherWork {
     fn time(
         &mut self,
         columns: &[Columns],
-        way: Way,
+        way: GatherMethod,
         together: &mut Together,
         patience: Duration,
     ) -> Result<u64, NoNccl> {
         let started = Instant::now();
         for _ in 0..AT_ONCE {
             match way {
-                Way::Copies => self.copy(columns)?,
-                Way::Nccl => together.gather(&self.machines, columns)?,
+                GatherMethod::Copies => self.copy(columns)?,
+                GatherMethod::Nccl => together.gather(&self.machines, columns)?,
             }
         }
         settle(together, patience)?;

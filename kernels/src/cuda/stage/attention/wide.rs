@@ -6,7 +6,7 @@ use crate::{
     cuda::{
         machine::{Arg, GpuError, Launch},
         ops::{GpuRows, Kind, Ops},
-        step::Step,
+        step::GpuStep,
     },
     engine::AttentionParams,
     models::AttentionOutline,
@@ -52,7 +52,7 @@ impl GpuAttention {
     pub(super) fn append_wide(
         &self,
         ops: &Ops,
-        step: &Step,
+        step: &GpuStep,
         x: u64,
         turning: [Arg; 9],
         pages: GpuLayerPages,
@@ -75,7 +75,7 @@ impl GpuAttention {
     pub(super) fn attend_wide(
         &self,
         ops: &mut Ops,
-        step: &Step,
+        step: &GpuStep,
         q: u64,
         pages: GpuLayerPages,
         out: GpuRows,

@@ -1,7 +1,7 @@
 //! Attention of rotary decoders: queries, keys and values with their norms, turned, looked up and mixed.
 
 use super::{
-    super::{Angles, Scratch, Step},
+    super::{Angles, LayerStep, Scratch},
     Linear, Part, RmsNorm,
 };
 use crate::{
@@ -144,8 +144,8 @@ impl Attention {
         })
     }
 
-    pub(in crate::models) fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
-        let Step { cpu, rows, layer, .. } = *step;
+    pub(in crate::models) fn forward(&self, step: &mut LayerStep<'_, '_>, s: &mut Scratch) {
+        let LayerStep { cpu, rows, layer, .. } = *step;
         let (query, key) = ((&self.query, &mut s.q), (&self.key, &mut s.k));
         match &self.value {
             Some(value) => Linear::forward_all(cpu, rows, &s.normed, [query, key, (value, &mut s.v)]),

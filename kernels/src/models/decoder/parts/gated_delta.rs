@@ -5,7 +5,7 @@
 //! Rows change a state in their order, one by one, so it does not depend on how a prompt was cut or with whom it was batched.
 
 use super::{
-    super::{Scratch, Step},
+    super::{LayerStep, Scratch},
     Linear, Part, RmsNorm,
 };
 use crate::{
@@ -40,7 +40,7 @@ pub(in crate::models) struct DeltaScratch {
 
 /// A gated delta rule with its matrices. It is whole: ranks do not share it.
 pub(in crate::models) struct GatedDelta {
-    inputs: Inputs,
+    inputs: InputProjections,
     /// `[group][token][channel]`, the row's own token last.
     convolution: Vec<f32>,
     /// How fast states fade, of each head of values.
@@ -55,7 +55,7 @@ pub(in crate::models) struct GatedDelta {
 }
 
 /// Matrices that rows are multiplied by.
-enum Inputs {
+enum InputProjections {
     /// For queries, keys and values, for gates, and for how states turn and fade (Qwen3.5).
     Apart(Box<[Linear; 4]>),
     /// One for the first two and one for the others, head of keys by head of keys (Qwen3-Next).
@@ -64,7 +64,7 @@ enum Inputs {
 
 /// What matrices made of the rows of a batch.
 #[derive(Clone, Copy)]
-struct Made<'a> {
+struct Projected<'a> {
     qkv: &'a [f32],
     turns: &'a [f32],
     fades: &'a [f32],
@@ -82,9 +82,9 @@ impl GatedDelta {
         let linear = |name: &str, rows| part.linear(&format!("linear_attn.{name}"), part.outputs(rows), hidden);
         let inputs = if part.has("linear_attn.in_proj_qkvz.weight") {
             let both = [linear("in_proj_qkvz", net.channels() + values)?, linear("in_proj_ba", 2 * heads)?];
-            Inputs::ByGroup(Box::new(both))
+            InputProjections::ByGroup(Box::new(both))
         } else {
-            Inputs::Apart(Box::new([
+            InputProjections::Apart(Box::new([
                 linear("in_proj_qkv", net.channels())?,
                 linear("in_proj_z", values)?,
                 linear("in_proj_b", heads)?,
@@ -108,14 +108,14 @@ impl GatedDelta {
         })
     }
 
-    pub(in crate::models) fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
-        let Step { cpu, rows, .. } = *step;
+    pub(in crate::models) fn forward(&self, step: &mut LayerStep<'_, '_>, s: &mut Scratch) {
+        let LayerStep { cpu, rows, .. } = *step;
         let Scratch { normed, mixed, out, delta, .. } = s;
         self.inputs.forward(cpu, (rows, &self.sizes), normed, delta);
         let DeltaSizes { groups, key_dim, .. } = self.sizes;
         let said = sized(mixed, rows * self.sizes.values());
         let (at, work) = (StateLayer { layer: self.place, groups }, 3 * said.len() * key_dim);
-        let made = Made { qkv: &delta.qkv, turns: &delta.turns, fades: &delta.fades };
+        let made = Projected { qkv: &delta.qkv, turns: &delta.turns, fades: &delta.fades };
         step.attend.states(cpu, at, work, said, |state| self.group(cpu, made, state));
         self.norm.forward(cpu, mixed, out);
         cpu.gate_mul(Gate::Silu, &mut delta.gates, out);
@@ -123,7 +123,7 @@ impl GatedDelta {
     }
 
     /// What a group's heads say for the rows of a sequence, which change their matrices.
-    fn group(&self, cpu: &Cpu, made: Made<'_>, state: &mut GroupState<'_>) {
+    fn group(&self, cpu: &Cpu, made: Projected<'_>, state: &mut GroupState<'_>) {
         let DeltaSizes { shared, value_dim, .. } = self.sizes;
         let (width, all) = (self.sizes.group_channels(), state.rows.clone());
         let mut passed = vec![0.0; ROWS.min(all.len()) * width];
@@ -169,7 +169,7 @@ impl GatedDelta {
     fn say(
         &self,
         cpu: &Cpu,
-        (made, rows): (Made<'_>, Range<usize>),
+        (made, rows): (Projected<'_>, Range<usize>),
         head: usize,
         passed: &[f32],
         (state, said): (&mut GroupState<'_>, &mut [f32]),
@@ -182,7 +182,7 @@ impl GatedDelta {
                 let (query, others) = passed.split_at(key_dim);
                 let (key, values) = others.split_at(key_dim);
                 let rate = self.rates[number] * softplus(made.fades[row * heads + number] + self.rate_biases[number]);
-                let token = Token {
+                let token = HeadToken {
                     query,
                     key,
                     value: &values[head * value_dim..][..value_dim],
@@ -196,8 +196,8 @@ impl GatedDelta {
 
     pub(in crate::models) fn outline(&self) -> DeltaOutline<'_> {
         let (inputs, by_group) = match &self.inputs {
-            Inputs::Apart(each) => (each.iter().map(Linear::outline).collect(), false),
-            Inputs::ByGroup(each) => (each.iter().map(Linear::outline).collect(), true),
+            InputProjections::Apart(each) => (each.iter().map(Linear::outline).collect(), false),
+            InputProjections::ByGroup(each) => (each.iter().map(Linear::outline).collect(), true),
         };
         DeltaOutline {
             inputs,
@@ -242,7 +242,7 @@ impl DeltaSizes {
     }
 }
 
-impl Inputs {
+impl InputProjections {
     fn forward(&self, cpu: &Cpu, (rows, sizes): (usize, &DeltaSizes), x: &[f32], delta: &mut DeltaScratch) {
         let DeltaScratch { together, both, qkv, gates, turns, fades } = delta;
         match self {
@@ -322,7 +322,7 @@ fn convolve(weights: &[f32], tail: &mut [f32], inputs: &[f32], out: &mut [f32]) 
 }
 
 /// A token as one head of values sees it.
-struct Token<'a> {
+struct HeadToken<'a> {
     query: &'a [f32],
     key: &'a [f32],
     value: &'a [f32],
@@ -332,7 +332,7 @@ struct Token<'a> {
     turn: f32,
 }
 
-impl Token<'_> {
+impl HeadToken<'_> {
     /// Changes a head's matrix, `[channel of keys][channel of values]`, and writes what it says for the query then. Sums run in the
     /// order of keys' channels.
     fn change(&self, cpu: &Cpu, matrix: &mut [f32], said: &mut [f32]) {
@@ -412,7 +412,7 @@ mod tests {
                 to_length_one(&mut query, 0.5);
                 to_length_one(&mut key, 1.0);
                 let value = &values[2 * token..][..2];
-                let seen = Token { query: &query, key: &key, value, fade: exp(rate), turn };
+                let seen = HeadToken { query: &query, key: &key, value, fade: exp(rate), turn };
                 seen.change(&cpu, &mut matrix, &mut said);
                 near(&said, &expected[2 * token..][..2]);
             }

@@ -1,7 +1,7 @@
 //! MLPs whose one half gates the other.
 
 use super::{
-    super::{Scratch, Step},
+    super::{LayerStep, Scratch},
     Linear, Part, act,
 };
 use crate::{
@@ -13,14 +13,14 @@ use crate::{
 };
 
 /// An MLP whose one half gates the other.
-pub(in crate::models) struct Gated {
+pub(in crate::models) struct GatedMlp {
     gate: Linear,
     up: Linear,
     down: Linear,
     activation: Activation,
 }
 
-impl Gated {
+impl GatedMlp {
     /// From a matrix each for gate and up.
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
         Self::load_at(part, "mlp", part.config.intermediate)
@@ -63,7 +63,7 @@ impl Gated {
     }
 
     /// Some rows at a time: what lies between the matrices is the widest of all, and is not kept for more.
-    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+    pub(in crate::models) fn forward(&self, step: &LayerStep<'_, '_>, s: &mut Scratch) {
         let (rows, width) = (step.rows, self.down.outputs.mine.len());
         let inputs = s.normed.len() / rows.max(1);
         let Scratch { normed, out, gate, up, .. } = s;
@@ -78,7 +78,7 @@ impl Gated {
     /// The rank's outputs of rows `x`.
     pub(in crate::models::decoder) fn some_rows(
         &self,
-        step: &Step<'_, '_>,
+        step: &LayerStep<'_, '_>,
         (rows, x): (usize, &[f32]),
         out: &mut [f32],
         (gate, up): (&mut Vec<f32>, &mut Vec<f32>),

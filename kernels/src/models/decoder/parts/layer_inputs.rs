@@ -1,7 +1,7 @@
 //! Inputs of each layer (Gemma 4 E2B and E4B): they follow of a token alone, and each layer gates its own into what it made.
 
 use super::{
-    super::{Scratch, Step},
+    super::{LayerStep, Scratch},
     Linear, Part, RmsNorm, act,
 };
 use crate::{
@@ -89,8 +89,8 @@ impl GatedInput {
     }
 
     /// Adds to `hidden` what becomes of the layer's inputs.
-    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
-        let Step { cpu, rows, layer, .. } = *step;
+    pub(in crate::models) fn forward(&self, step: &LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+        let LayerStep { cpu, rows, layer, .. } = *step;
         self.gate.forward(cpu, rows, hidden, &mut s.gate);
         step.attend.gather(rows, &mut s.gate);
         let numbers = s.gate.len();

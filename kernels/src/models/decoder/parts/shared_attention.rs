@@ -1,7 +1,7 @@
 //! Attention of layers that have no keys and values of their own: their queries look at those of a layer before them.
 
 use super::{
-    super::{Angles, Scratch, Step},
+    super::{Angles, LayerStep, Scratch},
     Attention, Linear, Part, RmsNorm,
 };
 use crate::{
@@ -47,8 +47,8 @@ impl SharedAttention {
         })
     }
 
-    pub(in crate::models) fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
-        let Step { cpu, rows, .. } = *step;
+    pub(in crate::models) fn forward(&self, step: &mut LayerStep<'_, '_>, s: &mut Scratch) {
+        let LayerStep { cpu, rows, .. } = *step;
         self.query.forward(cpu, rows, &s.normed, &mut s.q);
         self.norm.forward(cpu, &s.q, &mut s.mixed);
         swap(&mut s.q, &mut s.mixed);

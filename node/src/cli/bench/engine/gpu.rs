@@ -1,6 +1,6 @@
 //! `tsnode bench engine --device cuda:0`: the same steps on an NVIDIA GPU, beside what was measured of it in the same run.
 
-use super::{EACH, KV, Line, failed, fitting};
+use super::{EACH, KV, StepLine, failed, fitting};
 use crate::{
     cli::{exit::Exit, output::print_json},
     hardware::{self, GpuNumbers},
@@ -13,7 +13,7 @@ use tsnode_kernels::{
     engine::{Engine, EngineError, StageKey, Threads},
     probe::ProcessorLimits,
     source::ModelSource,
-    speed::{KvTransfer, PackingSpeed, Step, measure, measure_kv_transfer, measure_packing},
+    speed::{KvTransfer, PackingSpeed, StepShape, measure, measure_kv_transfer, measure_packing},
 };
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec};
 
@@ -52,7 +52,7 @@ struct Report {
     probed_s: f64,
     load_bytes: u64,
     load_s: f64,
-    steps: Vec<Line>,
+    steps: Vec<StepLine>,
     /// Steps that were not measured.
     left_out: Vec<LeftOut>,
     packing: Option<PackTimes>,
@@ -107,7 +107,7 @@ struct TapTimes {
 pub(super) fn run(
     source: &ModelSource,
     numbers: GpuNumbers,
-    asked: Option<Vec<Step>>,
+    asked: Option<Vec<StepShape>>,
     watch: bool,
 ) -> Result<(), Exit> {
     // KV is packed and handed over beside the usual steps alone.
@@ -136,7 +136,7 @@ pub(super) fn run(
 fn measured(
     source: &ModelSource,
     (gpus, speeds): (Vec<Gpu>, GpuSpeeds),
-    (steps, all): (&[Step], bool),
+    (steps, all): (&[StepShape], bool),
     watch: bool,
     report: &mut Report,
 ) -> Result<(), Exit> {
@@ -148,7 +148,7 @@ fn measured(
     let mut broken = None;
     for &step in steps {
         match measure(&mut engine, stage, source, KV, step, EACH) {
-            Ok(measured) => report.add(Line::new(step, measured, limits), watch),
+            Ok(measured) => report.add(StepLine::new(step, measured, limits), watch),
             Err(error) => {
                 report.leave_out(step, &error, watch);
                 // Too few pages are the GPU's size, all else is a fault.
@@ -171,7 +171,7 @@ fn measured(
 fn loaded(
     source: &ModelSource,
     gpus: Vec<Gpu>,
-    steps: &[Step],
+    steps: &[StepShape],
     report: &mut Report,
 ) -> Result<(Engine, StageKey), Exit> {
     let started = Instant::now();
@@ -186,16 +186,16 @@ fn loaded(
     let mut engine = Engine::on_gpus(gpus, pool.min(2 * wanted + (1 << 30)), KV).map_err(|e| failed(&e))?;
     report.load_bytes = weights;
     let stage = engine.load(model).map_err(|e| failed(&e))?;
-    measure(&mut engine, stage, source, KV, Step { batch: 1, context: 0, new: 1 }, std::time::Duration::ZERO)
+    measure(&mut engine, stage, source, KV, StepShape { batch: 1, context: 0, new: 1 }, std::time::Duration::ZERO)
         .map_err(|e| failed(&e))?;
     report.load_s = started.elapsed().as_secs_f64();
     Ok((engine, stage))
 }
 
 /// Steps that are measured where none are asked for.
-fn usual() -> Vec<Step> {
-    let prompts = PROMPTS.map(|new| Step { batch: 1, context: 0, new });
-    let answers = ANSWERS.map(|(batch, context)| Step { batch, context, new: 1 });
+fn usual() -> Vec<StepShape> {
+    let prompts = PROMPTS.map(|new| StepShape { batch: 1, context: 0, new });
+    let answers = ANSWERS.map(|(batch, context)| StepShape { batch, context, new: 1 });
     prompts.into_iter().chain(answers).collect()
 }
 
@@ -284,14 +284,14 @@ impl Report {
         }
     }
 
-    fn add(&mut self, line: Line, watch: bool) {
+    fn add(&mut self, line: StepLine, watch: bool) {
         if watch {
             line.print();
         }
         self.steps.push(line);
     }
 
-    fn leave_out(&mut self, Step { batch, context, new }: Step, why: &EngineError, watch: bool) {
+    fn leave_out(&mut self, StepShape { batch, context, new }: StepShape, why: &EngineError, watch: bool) {
         if watch {
             say!("{:<8}{batch:>6}{context:>9}{new:>6}  {why}", if new > 1 { "prefill" } else { "decode" });
         }

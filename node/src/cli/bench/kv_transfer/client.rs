@@ -2,7 +2,7 @@
 
 use super::swarms::KeptSwarm;
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     gateway::Trace,
 };
 use futures::StreamExt;
@@ -22,9 +22,9 @@ pub(super) struct BenchAsk {
 
 /// How a prompt's KV comes to where it is decoded: what the request says of it (`x-tsnode-kv`), if anything.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way(pub Option<&'static str>);
+pub(super) struct KvTransferMode(pub Option<&'static str>);
 
-impl Way {
+impl KvTransferMode {
     pub const IN_PLACE: Self = Self(Some("in-place"));
     pub const SENT: Self = Self(Some("sent"));
     pub const LAYERS: Self = Self(Some("layers"));
@@ -54,7 +54,7 @@ impl BenchAsk {
     pub async fn in_turns<const N: usize>(
         &self,
         swarm: &KeptSwarm,
-        ways: [Way; N],
+        ways: [KvTransferMode; N],
         prompt: u32,
     ) -> Result<[SeenAnswers; N], Exit> {
         let client = tsnode_testnet::client::plain_http();
@@ -86,8 +86,14 @@ impl BenchAsk {
         (0..tokens).map(|_| next()).collect()
     }
 
-    async fn one(&self, client: &reqwest::Client, http: &str, way: Way, prompt: u32) -> Result<(Times, Trace), Exit> {
-        let failed = |e: &dyn std::fmt::Display| Exit::new(Kind::Request, format!("{http}: {e}"));
+    async fn one(
+        &self,
+        client: &reqwest::Client,
+        http: &str,
+        way: KvTransferMode,
+        prompt: u32,
+    ) -> Result<(Times, Trace), Exit> {
+        let failed = |e: &dyn std::fmt::Display| Exit::new(ExitKind::Request, format!("{http}: {e}"));
         let body = json!({
             "prompt": self.prompt(prompt), "max_tokens": self.answer, "temperature": 0, "ignore_eos": true,
             "stream": true, "return_token_ids": true,

@@ -1,8 +1,8 @@
 //! The cost gate on links of many speeds, beside both ways it chooses between.
 
 use super::{
-    client::{BenchAsk, Slowdown, Times, Way},
-    swarms::Swarms,
+    client::{BenchAsk, KvTransferMode, Slowdown, Times},
+    swarms::{HostedPeer, Swarms},
 };
 use crate::cli::exit::Exit;
 use serde::Serialize;
@@ -55,9 +55,12 @@ pub(super) async fn sweep(
     let client = tsnode_testnet::client::plain_http();
     let mut points = Vec::new();
     for &mbit in rates {
-        let pair = swarms.up("swept", [cores, 1], Some(mbit)).await?;
+        let peers = [cores, 1].map(|threads| HostedPeer { threads, cores: None });
+        let pair = swarms.up("swept", peers, Some(mbit)).await?;
         pair.await_links(&client).await?;
-        let [in_place, split, gated] = ask.in_turns(&pair, [Way::IN_PLACE, Way::SENT, Way::GATED], prompt).await?;
+        let [in_place, split, gated] = ask
+            .in_turns(&pair, [KvTransferMode::IN_PLACE, KvTransferMode::SENT, KvTransferMode::GATED], prompt)
+            .await?;
         let worse = [&in_place, &split].map(|way| gated.over(way, |t| t.second));
         // The better way is the one that it is further over.
         let over = if worse[0].median > worse[1].median { worse[0] } else { worse[1] };

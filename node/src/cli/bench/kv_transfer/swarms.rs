@@ -1,6 +1,6 @@
 //! Swarms of two peers, each in a folder that goes with it.
 
-use crate::cli::exit::{Exit, Kind};
+use crate::cli::exit::{Exit, ExitKind};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -17,6 +17,21 @@ pub(super) struct Swarms {
     flags: Vec<String>,
 }
 
+/// How a peer computes.
+pub(super) struct HostedPeer {
+    pub threads: usize,
+    /// Where it may run, if not anywhere.
+    pub cores: Option<String>,
+}
+
+impl HostedPeer {
+    fn flags(&self) -> Vec<String> {
+        let threads = ["--threads".to_owned(), self.threads.to_string()].into_iter();
+        let cores = self.cores.iter().flat_map(|cores| ["--cores".to_owned(), cores.clone()]);
+        threads.chain(cores).collect()
+    }
+}
+
 /// A swarm that runs.
 pub(super) struct KeptSwarm {
     net: Testnet,
@@ -24,23 +39,22 @@ pub(super) struct KeptSwarm {
 
 impl Swarms {
     pub fn new(flags: &[String]) -> Result<Self, Exit> {
-        let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+        let executable = std::env::current_exe().map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
         Ok(Self { executable, flags: flags.to_vec() })
     }
 
-    /// Two peers with so many threads each: the first prefills and the second decodes, unless a request says otherwise.
-    pub async fn up(&self, name: &str, threads: [usize; 2], link_mbit: Option<f64>) -> Result<KeptSwarm, Exit> {
+    /// Two peers: the first prefills and the second decodes, unless a request says otherwise.
+    pub async fn up(&self, name: &str, peers: [HostedPeer; 2], link_mbit: Option<f64>) -> Result<KeptSwarm, Exit> {
         let folder = std::env::temp_dir().join(format!("tsnode-kv-transfer-{}-{name}", std::process::id()));
-        let host = |threads: &usize| {
-            let flags = ["--threads".to_owned(), threads.to_string()].into_iter();
-            PeerConfig::Host { flags: flags.chain(self.flags.iter().cloned()).collect() }
+        let host = |peer: &HostedPeer| PeerConfig::Host {
+            flags: peer.flags().into_iter().chain(self.flags.iter().cloned()).collect(),
         };
         // A check computes a prompt on the peer that is not asked: beside what is measured, or before it.
         let all = ["--layout", "prefill=1,decode=1", "--speculative-decoding", "never", "--spot-check", "never"];
         let config = TestnetConfig {
             executable: self.executable.clone(),
             folder,
-            peers: threads.iter().map(host).collect(),
+            peers: peers.iter().map(host).collect(),
             link_mbit,
             link_ms: None,
             http_port: None,
@@ -69,7 +83,7 @@ impl KeptSwarm {
                 return Ok(());
             }
             if asked.elapsed() > LINKS {
-                return Err(Exit::new(Kind::Other, format!("links are not measured after {} s", LINKS.as_secs())));
+                return Err(Exit::new(ExitKind::Other, format!("links are not measured after {} s", LINKS.as_secs())));
             }
             sleep(LOOK).await;
         }
@@ -78,10 +92,10 @@ impl KeptSwarm {
     pub async fn down(self) -> Result<(), Exit> {
         let folder = self.net.folder().to_owned();
         self.net.down().await.map_err(exit)?;
-        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))
     }
 }
 
 fn exit(error: TestnetError) -> Exit {
-    Exit::new(Kind::Other, error.to_string())
+    Exit::new(ExitKind::Other, error.to_string())
 }

@@ -3,7 +3,7 @@
 use crate::{
     cli::{
         ask,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set,
         output::print_json,
     },
@@ -18,12 +18,12 @@ use tsnode_protocol::PeerId;
 const MIB: u64 = 1 << 20;
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches, to: &str, mib: u64) -> Result<(), Exit> {
-    let asked = ask::Peer::find(settings, matches)?;
+    let asked = ask::PeerClient::find(settings, matches)?;
     let view = asked.view().await?;
     let to = find(&view, to)?;
     let wish = json!({ "to": to, "bytes": mib * MIB });
     let answer = asked.send(asked.post("/api/links/measure", &wish)).await?;
-    let found: Transfer = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, ask::unread(&e)))?;
+    let found: Transfer = answer.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, ask::unread(&e)))?;
     if is_set(matches, "json") {
         return print_json(&found);
     }
@@ -42,7 +42,7 @@ fn find(view: &SwarmView, wanted: &str) -> Result<PeerId, Exit> {
         view.peers.iter().filter(|p| p.advert.name == wanted || p.id.to_string() == wanted).map(|p| p.id).collect();
     match named[..] {
         [peer] => Ok(peer),
-        [] => Err(Exit::new(Kind::Usage, format!("no peer is called {wanted}; see: tsnode peers"))),
-        _ => Err(Exit::new(Kind::Usage, format!("several peers are called {wanted}: say its id"))),
+        [] => Err(Exit::new(ExitKind::Usage, format!("no peer is called {wanted}; see: tsnode peers"))),
+        _ => Err(Exit::new(ExitKind::Usage, format!("several peers are called {wanted}: say its id"))),
     }
 }

@@ -1,10 +1,10 @@
 //! Sends requests to a server, and the run of all of them: when each is due, so many at once, for so long.
 
 use super::{
-    super::super::ask::{Peer, unanswered},
-    answer::{Failure, Reader, TimedAnswer, reason},
+    super::super::ask::{PeerClient, unanswered},
     arrivals::PlannedRequest,
     prompts::Prompts,
+    timed_answer::{EventReader, Failure, TimedAnswer, reason},
 };
 use futures::StreamExt;
 use reqwest::Response;
@@ -40,7 +40,7 @@ impl Endpoint {
 
 /// Whom what is asked.
 pub(in crate::cli) struct BenchTarget {
-    pub peer: Peer,
+    pub peer: PeerClient,
     pub endpoint: Endpoint,
     pub model: String,
     pub temperature: Option<f64>,
@@ -57,7 +57,7 @@ impl BenchTarget {
         if !response.status().is_success() {
             return Err(refusal(response).await);
         }
-        let (mut pieces, mut reader) = (response.bytes_stream(), Reader::default());
+        let (mut pieces, mut reader) = (response.bytes_stream(), EventReader::default());
         while let Some(piece) = pieces.next().await {
             reader.take(&piece.map_err(broken)?, sent.elapsed())?;
         }

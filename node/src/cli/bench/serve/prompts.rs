@@ -15,7 +15,7 @@ const WORDS: [&str; 48] = [
 
 /// What prompts are made of.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::cli) enum Form {
+pub(in crate::cli) enum PromptContent {
     /// Ids of tokens, so that lengths are exact.
     Tokens,
     /// Words, as many as were found to be so many tokens.
@@ -49,7 +49,7 @@ impl TokenFit {
 /// The prompts of a run.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cli) struct Prompts {
-    pub form: Form,
+    pub form: PromptContent,
     /// Tokens that all of them begin with.
     pub shared: u32,
     pub seed: u64,
@@ -62,12 +62,12 @@ impl Prompts {
         let own = self.seed ^ n.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let (mut begin, mut own) = (Rng::new(self.seed), Rng::new(own));
         match self.form {
-            Form::Tokens => {
+            PromptContent::Tokens => {
                 let id = |rng: &mut Rng| IDS.start + rng.below(IDS.len()) as u32;
                 let ids = (0..tokens).map(|place| id(if place < shared { &mut begin } else { &mut own }));
                 json!(ids.collect::<Vec<u32>>())
             }
-            Form::Words(fit) => {
+            PromptContent::Words(fit) => {
                 let (all, shared) = (fit.words(tokens), if shared == 0 { 0 } else { fit.words(shared) });
                 let word = |rng: &mut Rng| WORDS[rng.below(WORDS.len())];
                 let words = (0..all).map(|place| word(if place < shared { &mut begin } else { &mut own }));
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn prompts_have_their_lengths_and_share_what_they_are_to_share() {
-        let prompts = Prompts { form: Form::Tokens, shared: 16, seed: 3 };
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 16, seed: 3 };
         let ids = |n| prompts.nth(n, 100).as_array().unwrap().clone();
         let (a, b) = (ids(0), ids(1));
         assert_eq!((a.len(), &a, &a[..16]), (100, &ids(0), &b[..16]));
@@ -96,7 +96,7 @@ mod tests {
     fn words_are_as_many_as_were_found_to_be_the_tokens() {
         let fit = TokenFit::through([(32, 10 + 48), (256, 10 + 384)]).unwrap();
         assert_eq!(fit, TokenFit { per_word: 1.5, around: 10.0 });
-        let text = |form, tokens| Prompts { form: Form::Words(form), shared: 0, seed: 1 }.nth(0, tokens);
+        let text = |form, tokens| Prompts { form: PromptContent::Words(form), shared: 0, seed: 1 }.nth(0, tokens);
         let count = |text: Value| text.as_str().unwrap().split(' ').count();
         assert_eq!((count(text(fit, 160)), count(text(fit, 3)), count(text(TokenFit::PLAIN, 160))), (100, 1, 160));
         assert_eq!(TokenFit::through([(32, 5), (256, 5)]), None, "no count of tokens is the same for all texts");

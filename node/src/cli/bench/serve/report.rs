@@ -1,8 +1,8 @@
 //! What came of a run, for people and programs; names are those of vLLM's `bench serve`.
 
 use super::{
-    answer::TimedAnswer,
     client::{RequestOutcome, Run},
+    timed_answer::TimedAnswer,
 };
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -290,7 +290,7 @@ pub(in crate::cli) fn time(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::bench::serve::answer::Failure;
+    use crate::cli::bench::serve::timed_answer::Failure;
 
     const MS: Duration = Duration::from_millis(1);
 

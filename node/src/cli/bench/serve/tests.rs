@@ -1,6 +1,6 @@
 //! Against a server that is none of ours: it answers at a pace that it states, and wrongly in every way that servers do.
 use super::{MeasuredRun, answered, command, measured};
-use crate::{cli::exit::Kind, config::Settings};
+use crate::{cli::exit::ExitKind, config::Settings};
 use axum::{
     Json, Router,
     body::{Body, Bytes},
@@ -188,7 +188,7 @@ async fn what_servers_do_wrong_is_counted_and_said() {
         let MeasuredRun { report, .. } = rival.bench(&words).await.unwrap();
         assert_eq!((report.failed, report.reasons.clone()), (3, vec![(why.to_owned(), 3)]), "{model}");
         let exit = answered(&report).unwrap_err();
-        assert!(exit.kind == Kind::Request && exit.message.ends_with(why), "{}", exit.message);
+        assert!(exit.kind == ExitKind::Request && exit.message.ends_with(why), "{}", exit.message);
     }
     let words = ["--model", "half", "--num-prompts", "8", "--output-len", "4", "--goodput", "e2el:3600000"];
     let MeasuredRun { report, .. } = rival.bench(&words).await.unwrap();
@@ -198,7 +198,9 @@ async fn what_servers_do_wrong_is_counted_and_said() {
     answered(&report).unwrap();
     let none = |exit: Result<MeasuredRun, crate::cli::exit::Exit>| exit.map(drop).unwrap_err();
     let several = none(rival.bench(&["--num-prompts", "1"]).await);
-    assert!(several.kind == Kind::Usage && several.message.contains("2 models, as one, two; name one with --model"));
+    assert!(
+        several.kind == ExitKind::Usage && several.message.contains("2 models, as one, two; name one with --model")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -220,14 +222,14 @@ async fn a_server_that_hangs_ends_with_the_time() {
 async fn who_is_not_there_and_who_refuses_is_named() {
     let mut rival = Rival::up(&[], 1).await;
     let none = rival.bench(&["--num-prompts", "1"]).await.map(drop).unwrap_err();
-    assert!(none.kind == Kind::Unserved && none.message.contains("name one with --model"), "{}", none.message);
+    assert!(none.kind == ExitKind::Unserved && none.message.contains("name one with --model"), "{}", none.message);
     // A port that nobody has any more.
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
     rival.base = format!("http://{}", gone.local_addr().unwrap());
     drop(gone);
     for words in [&["--num-prompts", "1"][..], &["--model", "m"]] {
         let gone = rival.bench(words).await.map(drop).unwrap_err();
-        assert_eq!(gone.kind, Kind::Unreachable, "{}", gone.message);
+        assert_eq!(gone.kind, ExitKind::Unreachable, "{}", gone.message);
         assert!(
             gone.message.contains(&rival.base) && gone.message.contains("nobody answers there"),
             "{}",

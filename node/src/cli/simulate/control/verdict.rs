@@ -2,7 +2,7 @@
 
 use super::ControlQuery;
 use crate::cli::{
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
     output,
 };
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ impl ScenariosSummary {
         }
         match self.broken.len() {
             0 => Ok(()),
-            n => Err(Exit::new(Kind::Other, format!("{n} of {} scenarios broke an invariant", self.runs))),
+            n => Err(Exit::new(ExitKind::Other, format!("{n} of {} scenarios broke an invariant", self.runs))),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The command line of `tsnode simulate provision`, understood.
 
 use crate::cli::{
-    exit::{Exit, Kind as Ending},
+    exit::{Exit, ExitKind as Ending},
     is_set,
     plan::asked::{read_model, read_workload, usage},
 };

@@ -1,14 +1,15 @@
 //! What came of a replay, live and simulated: a row for each figure, and how far the simulator is off.
 
 use super::{
-    simulated::Simulated,
+    simulated::SimulatedReplay,
     terms::{LatencyTerm, LatencyTerms},
 };
 use crate::cli::{
     bench::serve::report::{DRAWN, Metric, Report, time},
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
 };
 use serde_json::{Value, json};
+use tsnode_coordinator::replay::machines::Contention;
 use tsnode_simulator::plot::{Plot, Scale};
 
 /// How far medians and P90 of first tokens and whole answers may be off, and throughput, where nothing else is asked for.
@@ -16,14 +17,14 @@ const TIMES: f64 = 0.10;
 const THROUGHPUT: f64 = 0.05;
 
 /// A replay.
-pub(super) struct Compared {
+pub(super) struct ReplayComparison {
     pub trace: String,
     /// Requests whose lengths were cut to the model's context.
     pub cut: usize,
     pub live: Report,
     /// Where live requests' time went; nothing where their gateway has counted none.
     pub terms: Option<LatencyTerms>,
-    pub simulated: Simulated,
+    pub simulated: SimulatedReplay,
     /// Another plan was adopted meanwhile.
     pub replanned: bool,
     /// Processors that all peers used, on average.
@@ -56,7 +57,7 @@ impl Figure {
     }
 }
 
-impl Compared {
+impl ReplayComparison {
     fn figures(&self) -> Vec<Figure> {
         let mut all = Vec::new();
         for metric in Metric::ALL {
@@ -80,7 +81,7 @@ impl Compared {
 
     /// Lines before the table.
     pub fn lines(&self) -> Vec<String> {
-        let Simulated { overheads, groups, processors, busy, .. } = &self.simulated;
+        let SimulatedReplay { overheads, groups, processors, busy, .. } = &self.simulated;
         let phases: Vec<String> =
             groups.iter().filter(|(_, count)| *count > 0).map(|(phase, count)| format!("{count} {phase}")).collect();
         let mut lines = vec![format!("{} on groups: {}", self.trace, phases.join(", "))];
@@ -104,6 +105,7 @@ impl Compared {
             time(overheads.asked.0),
             time(overheads.token.0)
         ));
+        lines.push(self.contended());
         lines.push(format!(
             "peers used {:.2} of {processors} processors, the simulator's computed on {busy:.2}",
             self.processor
@@ -118,9 +120,32 @@ impl Compared {
         lines
     }
 
+    /// Processors that computed at once, and how many times as long as alone prompts took then, and steps of answers.
+    fn contention(&self) -> Vec<(f64, f64, f64)> {
+        let Contention { prompts, answers } = &self.simulated.contention;
+        let mut busy: Vec<f64> = prompts.points().iter().chain(answers.points()).map(|(busy, _)| *busy).collect();
+        busy.sort_by(f64::total_cmp);
+        busy.dedup();
+        busy.into_iter().map(|busy| (busy, prompts.at(busy), answers.at(busy))).collect()
+    }
+
+    /// The same in words.
+    fn contended(&self) -> String {
+        let one = |(busy, prompts, answers): (f64, f64, f64)| {
+            format!(
+                "{busy} processors that compute at once take {prompts:.2} times as long for prompts, {answers:.2} for answers"
+            )
+        };
+        let all: Vec<String> = self.contention().into_iter().map(one).collect();
+        match all[..] {
+            [] => "no peers were seen to compute side by side: what they lose to each other is not simulated".into(),
+            _ => format!("beside a peer alone, {}", all.join("; ")),
+        }
+    }
+
     /// Where requests' time went, live and simulated.
     fn both(&self) -> Option<(LatencyTerms, LatencyTerms)> {
-        let Simulated { outcome, overheads, .. } = &self.simulated;
+        let SimulatedReplay { outcome, overheads, .. } = &self.simulated;
         Some((self.terms?, LatencyTerms::simulated(outcome, overheads.whole.0)))
     }
 
@@ -177,7 +202,7 @@ impl Compared {
         match self.beyond(Some(most)).first() {
             Some(f) => {
                 let what = format!("{}: the simulator says {:.3} of what was measured", f.name, f.ratio());
-                Err(Exit::new(Kind::Other, format!("{what}; --most-off {}", most * 100.0)))
+                Err(Exit::new(ExitKind::Other, format!("{what}; --most-off {}", most * 100.0)))
             }
             None => Ok(()),
         }
@@ -201,13 +226,18 @@ impl Compared {
         });
         let groups: Vec<Value> =
             self.simulated.groups.iter().map(|(phase, count)| json!({ "phase": phase, "groups": count })).collect();
+        let contention: Vec<Value> = self
+            .contention()
+            .into_iter()
+            .map(|(busy, prompts, answers)| json!({ "processors": busy, "prompts": prompts, "answers": answers }))
+            .collect();
         json!({
             "trace": self.trace, "cut_to_context": self.cut, "replanned": self.replanned, "groups": groups,
             "step_overhead_ms": self.simulated.overheads.step.0 * 1e3,
             "request_overhead_ms": self.simulated.overheads.request.0 * 1e3,
             "whole_overhead_ms": self.simulated.overheads.whole.0 * 1e3,
             "idle_processors": self.simulated.overheads.idle, "token_processor_ms": self.simulated.overheads.token.0 * 1e3,
-            "request_processor_ms": self.simulated.overheads.asked.0 * 1e3,
+            "request_processor_ms": self.simulated.overheads.asked.0 * 1e3, "contention": contention,
             "processors": self.simulated.processors, "processors_used": self.processor,
             "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
             "terms": terms, "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
@@ -233,13 +263,13 @@ impl Compared {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::TimedAnswer,
         client::{RequestOutcome, Run},
+        timed_answer::TimedAnswer,
     };
     use std::time::Duration;
     use tsnode_coordinator::{
         policy::routing::Asked,
-        replay::machines::{self, Arrival, ReplayTrace},
+        replay::machines::{self, Arrival, ContentionCurve, ReplayTrace},
     };
     use tsnode_protocol::{Phase, Seconds};
     use tsnode_simulator::live_plan::Overheads;
@@ -247,7 +277,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// A hundred answers of five tokens, the n-th with its first token after n ms; in the simulator after so many times n.
-    fn compared(times: f64) -> Compared {
+    fn compared(times: f64) -> ReplayComparison {
         let answer = |n: u32| TimedAnswer {
             first: n * MS,
             whole: 2 * n * MS,
@@ -276,9 +306,10 @@ mod tests {
         };
         let (terms, outcome) = (Some(LatencyTerms::simulated(&outcome(1.0), 0.0)), outcome(times));
         let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
-        let simulated = Simulated { overheads: Overheads::default(), groups, processors: 2.0, busy: 0.5, outcome };
+        let (overheads, contention) = (Overheads::default(), Contention::default());
+        let simulated = SimulatedReplay { overheads, contention, groups, processors: 2.0, busy: 0.5, outcome };
         let live = Report::new(&run, |_| 10, Vec::new());
-        Compared { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
+        ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
     }
 
     #[test]
@@ -314,7 +345,23 @@ mod tests {
             "first token (ttft) P50: most likely by steps of prompts, 50.5 ms live and 60.6 ms simulated on average";
         assert!(reasons.len() == 4 && reasons[0] == first, "{reasons:?}");
         assert_eq!(slower.json()["figures"][0]["likely"], json!("prompt_steps"));
-        let unknown = Compared { terms: None, ..slower };
+        let unknown = ReplayComparison { terms: None, ..slower };
         assert!(unknown.reasons()[0].contains("has counted no requests"), "{:?}", unknown.reasons());
+    }
+
+    #[test]
+    fn what_peers_lose_to_each_other_is_told() {
+        let mut found = compared(1.0);
+        let of = |found: &ReplayComparison| found.lines().into_iter().find(|line| line.contains("side by side"));
+        assert!(of(&found).is_some_and(|line| line.starts_with("no peers were seen")));
+        assert_eq!(found.json()["contention"], json!([]));
+        let curve = |points: &[(f64, f64)]| ContentionCurve::measured(1.0, points.iter().copied());
+        let (prompts, answers) = (curve(&[(2.0, 1.5), (4.0, 2.5)]), curve(&[(2.0, 1.25)]));
+        found.simulated.contention = Contention { prompts, answers };
+        let line = "beside a peer alone, 2 processors that compute at once take 1.50 times as long for prompts, 1.25 for answers; \
+                    4 processors that compute at once take 2.50 times as long for prompts, 1.25 for answers";
+        assert!(of(&found).is_none() && found.lines().iter().any(|told| told == line), "{:?}", found.lines());
+        let told = found.json()["contention"][0].clone();
+        assert_eq!(told, json!({ "processors": 2.0, "prompts": 1.5, "answers": 1.25 }));
     }
 }

@@ -1,12 +1,13 @@
 //! The same requests in the simulator: on the plan that the swarm follows, by its peers' adverts.
 
+use super::together::{self, AskedTogether, ComputedRequest, PeersOnHosts};
 use crate::{
     cli::{
         bench::serve::{
             arrivals::PlannedRequest,
             report::{Metric, Report},
         },
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         swarm_settings,
     },
     hardware::cores::Cores,
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     members::Members,
     policy::{choice::Dispatch, routing::Asked},
-    replay::machines::{Arrival, Outcome, ReplayTrace},
+    replay::machines::{Arrival, Contention, Outcome, ReplayTrace},
 };
 use tsnode_protocol::{Advert, DeviceKind, PeerId, Phase, Plan, Seconds};
 use tsnode_simulator::{
@@ -63,12 +64,22 @@ impl Hosts {
         self.cores.iter().sum()
     }
 
+    /// How many peers at most compute at once on processors of their own.
+    pub fn at_once(&self, peers: &[PeerInfo], view: &SwarmView) -> usize {
+        self.places(&self.shared(peers, view)).at_once()
+    }
+
+    fn places<'p>(&'p self, peers: &'p BTreeMap<PeerId, (usize, f64)>) -> PeersOnHosts<'p> {
+        PeersOnHosts { peers, cores: &self.cores }
+    }
+
     /// Who computes where: peers with a model in their order, the threads as they say.
-    fn shared(&self, peers: &[PeerInfo], members: &Members<'_>) -> BTreeMap<PeerId, (usize, f64)> {
+    fn shared(&self, peers: &[PeerInfo], view: &SwarmView) -> BTreeMap<PeerId, (usize, f64)> {
         let computing = peers.iter().filter(|peer| !peer.gateway).enumerate();
         let one = |(n, peer): (usize, &PeerInfo)| {
             let id: PeerId = peer.id.parse().ok()?;
-            let threads = members.get(&id)?.devices.iter().find_map(|device| match device.kind {
+            let advert = view.peers.iter().find(|peer| peer.id == id).map(|peer| &peer.advert)?;
+            let threads = advert.devices.iter().find_map(|device| match device.kind {
                 DeviceKind::Cpu { threads } => Some(f64::from(threads)),
                 DeviceKind::Cuda(_) => None,
             })?;
@@ -91,36 +102,79 @@ pub(super) struct AskedAlone {
     pub report: Report,
     /// Processor time that all processes used meanwhile (s).
     pub used: f64,
+    /// Where they were computed.
+    pub computed: Vec<ComputedRequest>,
 }
 
 /// Those with shorter answers, and then those with longer ones.
 pub(super) struct Alone {
     pub asked: [AskedAlone; 2],
+    /// Of the longer ones some at once, of each number that was tried.
+    pub together: Vec<AskedTogether>,
     /// Processors that all processes use while nothing is asked.
     pub idle: f64,
 }
 
 impl Alone {
-    /// What was measured beside what the simulator says of the same requests, one after another. What longer answers take more is steps
-    /// alone: the first token's way to who asked hides some of those that follow it. Steps are computed by so many threads.
+    /// What was measured beside what the simulator says of the same requests, one after another. Steps are computed by so many threads.
+    ///
+    /// What longer answers take more is steps alone: the first token's way to who asked hides some of those that follow it. But what slows
+    /// the answers of one length down is half as much again in what is left for the end, and an end goes a first token's way, with
+    /// nothing more to wait for: where it seems to take longer than one, that is steps, by all that is behind first tokens.
     fn overheads(&self, threads: f64, simulate: impl Fn(Seconds) -> Outcome) -> Overheads {
-        let more = f64::from(self.answer(1).saturating_sub(self.answer(0)).max(1));
         let plain = simulate(Seconds(0.0));
-        let live = |n: usize| self.asked[n].report.at(Metric::E2el, 0.5);
-        let ours = |outcome: &Outcome, n: usize| self.of(outcome, n, |t| (t.end - t.arrival.at).0).at(0.5);
-        let each = live(0).zip(live(1)).map_or(0.0, |(short, long)| (long - short) / more);
-        let step = Seconds((each - (ours(&plain, 1) - ours(&plain, 0)) / more).max(0.0));
-        let stepped = simulate(step);
-        let first = |n: usize| {
-            let ours = self.of(&stepped, n, |t| (t.first - t.arrival.at).0).at(0.5);
-            self.asked[n].report.at(Metric::Ttft, 0.5).map_or(0.0, |live| live - ours)
-        };
-        let request = Seconds(f64::midpoint(first(0), first(1)).max(0.0));
-        let whole = Seconds(live(1).map_or(0.0, |live| live - ours(&stepped, 1)).max(0.0));
+        let mut step = self.step_by_lengths(&plain);
+        let mut stepped = simulate(step);
+        let (mut request, mut whole) = (self.to_first(&stepped), self.to_end(&stepped));
+        if whole > request {
+            step = self.step_behind_first(&plain);
+            stepped = simulate(step);
+            request = self.to_first(&stepped);
+            whole = request;
+        }
         let beside = |n: usize| self.beside(n, &stepped, threads);
-        let token = Seconds(((beside(1) - beside(0)) / more).max(0.0));
+        let token = Seconds(((beside(1) - beside(0)) / self.more()).max(0.0));
         let asked = Seconds((beside(0) - token.0 * f64::from(self.answer(0))).max(0.0));
         Overheads { step, request, whole, idle: self.idle, asked, token }
+    }
+
+    /// How many tokens more the longer ones have.
+    fn more(&self) -> f64 {
+        f64::from(self.answer(1).saturating_sub(self.answer(0)).max(1))
+    }
+
+    /// The median time of these requests (s), as measured.
+    fn live(&self, n: usize, metric: Metric) -> f64 {
+        self.asked[n].report.at(metric, 0.5).unwrap_or_default()
+    }
+
+    /// What each step takes more than is simulated without anything beside it, by what longer answers take more.
+    fn step_by_lengths(&self, plain: &Outcome) -> Seconds {
+        let longer = |of: &dyn Fn(usize) -> f64| (of(1) - of(0)) / self.more();
+        let live = longer(&|n| self.live(n, Metric::E2el));
+        Seconds((live - longer(&|n| self.of(plain, n, whole).at(0.5))).max(0.0))
+    }
+
+    /// The same by what is behind first tokens, in the middle of both lengths.
+    fn step_behind_first(&self, plain: &Outcome) -> Seconds {
+        let each = |n: usize| {
+            let live = self.live(n, Metric::E2el) - self.live(n, Metric::Ttft);
+            let ours = self.of(plain, n, |t| (t.end - t.first).0).at(0.5);
+            (live - ours) / f64::from(self.answer(n).saturating_sub(1).max(1))
+        };
+        Seconds(f64::midpoint(each(0), each(1)).max(0.0))
+    }
+
+    /// What it takes beside steps until a first token is there, in the middle of both lengths.
+    fn to_first(&self, stepped: &Outcome) -> Seconds {
+        let ours = |n: usize| self.of(stepped, n, |t| (t.first - t.arrival.at).0).at(0.5);
+        let first = |n: usize| self.live(n, Metric::Ttft) - ours(n);
+        Seconds(f64::midpoint(first(0), first(1)).max(0.0))
+    }
+
+    /// And until the end is.
+    fn to_end(&self, stepped: &Outcome) -> Seconds {
+        Seconds((self.live(1, Metric::E2el) - self.of(stepped, 1, whole).at(0.5)).max(0.0))
     }
 
     /// Tokens of these answers.
@@ -136,11 +190,16 @@ impl Alone {
 
     /// Processor time of one of these requests beside its steps (s), whose processors are taken by them in the simulator.
     fn beside(&self, n: usize, stepped: &Outcome, threads: f64) -> f64 {
-        let AskedAlone { planned, report, used } = &self.asked[n];
+        let AskedAlone { planned, report, used, .. } = &self.asked[n];
         let requests = planned.len().max(1) as f64;
         let computed = self.of(stepped, n, |t| (t.end - t.arrival.at - t.sending).0).mean();
         (used - self.idle * report.duration.as_secs_f64()) / requests - computed * threads
     }
+}
+
+/// From a request's coming to its end (s).
+fn whole(t: &ReplayTrace) -> f64 {
+    (t.end - t.arrival.at).0
 }
 
 /// The swarm as a peer saw it when requests were asked one after another, and with the plan that was in force longest of the trace.
@@ -151,8 +210,10 @@ pub(super) struct SwarmViews<'v> {
 
 /// What the simulator makes of a replay.
 #[derive(Debug)]
-pub(super) struct Simulated {
+pub(super) struct SimulatedReplay {
     pub overheads: Overheads,
+    /// What peers that compute at once lose to each other.
+    pub contention: Contention,
     /// Groups of each phase.
     pub groups: Vec<(Phase, usize)>,
     pub processors: f64,
@@ -161,8 +222,8 @@ pub(super) struct Simulated {
     pub outcome: Outcome,
 }
 
-impl Simulated {
-    /// Of the requests that were asked alone, with what came of them, and of the trace's.
+impl SimulatedReplay {
+    /// Of the requests that were asked alone and at once, with what came of them, and of the trace's.
     pub fn new(
         views: &SwarmViews<'_>,
         peers: &[PeerInfo],
@@ -179,14 +240,23 @@ impl Simulated {
         let arrivals: Vec<Arrival> = planned.iter().map(|p| arrival(p.at.as_secs_f64(), p.prompt, p.answer)).collect();
         let tokens: f64 = planned.iter().map(|p| f64::from(p.answer)).sum();
         let took = arrivals.last().map_or(1.0, |a| a.at.0.max(1.0));
-        let cores = overheads.left(&hosts.cores, arrivals.len() as f64 / took, tokens / took);
+        let contention = contention(views.before, peers, hosts, alone, &overheads);
+        let mean = (arrivals.len() as f64 / took, tokens / took);
+        // Peers compute side by side while requests run: as much is done beside steps then as when some were asked at once, of whose
+        // times the contention was taken with just that left out.
+        let (requests, each) = alone.together.last().map_or(mean, |asked| {
+            let (requests, tokens) = asked.rates();
+            (requests.max(mean.0), tokens.max(mean.1))
+        });
+        let left = overheads.left(&hosts.cores, requests, each);
         let (outcome, groups) = simulated(views.in_force, peers, hosts, |live, run| {
-            let outcome = live.run(&arrivals, &LivePlanRun { step: overheads.step, cores, ..run });
+            let (step, contention) = (overheads.step, contention.clone());
+            let outcome = live.run(&arrivals, &LivePlanRun { step, left, contention, ..run });
             let count = |phase| live.groups().iter().filter(|g| g.phase == phase).count();
             (outcome, [Phase::Prefill, Phase::Decode, Phase::Mixed].map(|phase| (phase, count(phase))))
         })?;
         let busy = outcome.busy.iter().sum();
-        Ok(Self { overheads, groups: groups.to_vec(), processors: hosts.processors(), busy, outcome })
+        Ok(Self { overheads, contention, groups: groups.to_vec(), processors: hosts.processors(), busy, outcome })
     }
 
     /// The time that a share of the requests does not pass (s).
@@ -211,6 +281,18 @@ impl Simulated {
     }
 }
 
+/// What peers that compute at once lose to each other, by the longer requests alone and at once.
+fn contention(
+    view: &SwarmView,
+    peers: &[PeerInfo],
+    hosts: &Hosts,
+    Alone { asked: [_, longer], together, .. }: &Alone,
+    overheads: &Overheads,
+) -> Contention {
+    let left = |requests: f64, tokens: f64| overheads.left(&hosts.cores, requests, tokens);
+    together::contention(&longer.computed, together, hosts.places(&hosts.shared(peers, view)), left)
+}
+
 /// Runs on a view's plan what it is told to, with nothing beside steps.
 fn simulated<T>(
     view: &SwarmView,
@@ -218,7 +300,7 @@ fn simulated<T>(
     hosts: &Hosts,
     simulate: impl FnOnce(&LivePlan<'_>, LivePlanRun) -> T,
 ) -> Result<T, Exit> {
-    let wrong = |why: &str| Exit::new(Kind::Other, format!("the swarm's plan cannot be simulated: {why}"));
+    let wrong = |why: &str| Exit::new(ExitKind::Other, format!("the swarm's plan cannot be simulated: {why}"));
     let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
     let members: Members<'_> = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
@@ -230,7 +312,9 @@ fn simulated<T>(
         split: view.split,
         step: Seconds(0.0),
         cores: hosts.cores.clone(),
-        hosts: hosts.shared(peers, &members),
+        left: hosts.cores.clone(),
+        hosts: hosts.shared(peers, view),
+        contention: Contention::default(),
     };
     Ok(simulate(&live, run))
 }
@@ -260,8 +344,8 @@ fn sorted(outcome: &Outcome, metric: Metric, beside: &Overheads) -> Sorted {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::TimedAnswer,
         client::{RequestOutcome, Run},
+        timed_answer::TimedAnswer,
     };
     use std::time::Duration;
 
@@ -277,40 +361,49 @@ mod tests {
         assert!(any.processors() >= 1.0 && any.of.is_empty());
     }
 
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Four requests for so many tokens, which took so long, and processors so many seconds.
+    fn asked(answer: u32, (first, whole): (Duration, Duration), used: f64) -> AskedAlone {
+        let outcome = |index| {
+            let answer = Ok(TimedAnswer { first, whole, ..TimedAnswer::default() });
+            RequestOutcome { index, late: Duration::ZERO, answer }
+        };
+        let run = Run { outcomes: (0..4).map(outcome).collect(), took: Duration::from_secs(1), ..Run::default() };
+        let planned = vec![PlannedRequest { at: Duration::ZERO, prompt: 9, answer }; 4];
+        AskedAlone { planned, report: Report::new(&run, |_| 9, Vec::new()), used, computed: Vec::new() }
+    }
+
+    /// A request for so many tokens in the simulator: its prompt, each step after it, and what is added to both (s).
+    fn trace(answer: u32, (prompt, each): (f64, f64), step: f64) -> ReplayTrace {
+        let at = Seconds(0.0);
+        let first = Seconds(prompt + step);
+        let end = Seconds(first.0 + f64::from(answer - 1) * (each + step));
+        let arrival = Arrival { at, asked: Asked::new(9, answer) };
+        ReplayTrace { arrival, route: None, prompt_start: at, first, answer_start: first, end, sending: at }
+    }
+
+    fn near(seconds: f64, ms: f64) -> bool {
+        (seconds * 1e3 - ms).abs() < 1e-6
+    }
+
     /// A first token that is on its way for 20 ms, while steps of 2 ms go on: each token after it seems to take less than a step, and what
     /// longer answers take more does not.
     #[test]
     fn what_is_beside_steps_is_told_apart_by_answers_of_two_lengths() {
-        const MS: Duration = Duration::from_millis(1);
         // Each is there after 10 ms and its steps, and took a processor 5 ms and 3 ms for each token.
-        let asked = |answer: u32| {
-            let (first, whole) = (30 * MS, (10 + 2 * answer) * MS);
-            let outcome = |index| {
-                let answer = Ok(TimedAnswer { first, whole, ..TimedAnswer::default() });
-                RequestOutcome { index, late: Duration::ZERO, answer }
-            };
-            let run = Run { outcomes: (0..4).map(outcome).collect(), took: Duration::from_secs(1), ..Run::default() };
-            AskedAlone {
-                planned: vec![PlannedRequest { at: Duration::ZERO, prompt: 9, answer }; 4],
-                report: Report::new(&run, |_| 9, Vec::new()),
-                used: 0.25 + 4.0 * (5e-3 + 3e-3 * f64::from(answer)),
-            }
-        };
-        let alone = Alone { asked: [asked(24), asked(72)], idle: 0.25 };
+        let both = [24, 72].map(|answer: u32| {
+            let used = 0.25 + 4.0 * (5e-3 + 3e-3 * f64::from(answer));
+            asked(answer, (30 * MS, (10 + 2 * answer) * MS), used)
+        });
+        let alone = Alone { asked: both, together: Vec::new(), idle: 0.25 };
         // By their layers prompts take four milliseconds, and each step after them half a one.
-        let trace = |answer: u32, step: f64| {
-            let at = Seconds(0.0);
-            let first = Seconds(4e-3 + step);
-            let end = Seconds(first.0 + f64::from(answer - 1) * (5e-4 + step));
-            let arrival = Arrival { at, asked: Asked::new(9, answer) };
-            ReplayTrace { arrival, route: None, prompt_start: at, first, answer_start: first, end, sending: at }
-        };
+        let trace = |answer: u32, step: f64| trace(answer, (4e-3, 5e-4), step);
         let simulate = |step: Seconds| Outcome {
             traces: [24, 24, 72, 72].map(|answer| trace(answer, step.0)).into(),
             ..Outcome::default()
         };
         let found = alone.overheads(1.0, simulate);
-        let near = |seconds: f64, ms: f64| (seconds * 1e3 - ms).abs() < 1e-6;
         assert!(near(found.step.0, 1.5), "{found:?}");
         // 30 ms, of which 4 + 1.5 are the prompt's step; and 10 + 2 · 72 ms, of which 5.5 + 71 · 2 are steps.
         assert!(near(found.request.0, 24.5) && near(found.whole.0, 6.5), "{found:?}");
@@ -324,5 +417,26 @@ mod tests {
         let outcome = Outcome { traces: vec![short], ..Outcome::default() };
         let both = [Metric::E2el, Metric::Ttft].map(|metric| sorted(&outcome, metric, &found).at(0.5));
         assert!(near(both[0], 30.0) && near(both[1], 30.0), "nobody has the end before the first token: {both:?}");
+    }
+
+    /// Steps of 10 ms, of which layers are 8, and of 11 ms while the shorter answers were written: what longer ones take more, 457 ms for 48
+    /// tokens, says 9.5 ms a step, and 42 ms beside steps to the end, where a first token takes eight and a half.
+    #[test]
+    fn what_slowed_down_one_length_is_not_taken_for_an_ends_way() {
+        let (shorter, longer) = ((50 * MS, (50 + 23 * 11) * MS), (50 * MS, (50 + 71 * 10) * MS));
+        let asked = [asked(24, shorter, 0.0), asked(72, longer, 0.0)];
+        let alone = Alone { asked, together: Vec::new(), idle: 0.0 };
+        let simulate = |step: Seconds| Outcome {
+            traces: [24, 72].map(|answer| trace(answer, (40e-3, 8e-3), step.0)).into(),
+            ..Outcome::default()
+        };
+        let plain = simulate(Seconds(0.0));
+        let by_lengths = alone.step_by_lengths(&plain);
+        assert!((by_lengths.0 - (0.457 / 48.0 - 8e-3)).abs() < 1e-9, "{by_lengths:?}");
+        assert!(alone.to_end(&simulate(by_lengths)).0 > 0.04);
+        // Behind first tokens steps took three and two milliseconds more than their layers.
+        let found = alone.overheads(1.0, simulate);
+        assert!(near(found.step.0, 2.5) && near(found.request.0, 7.5), "{found:?}");
+        assert_eq!(found.whole, found.request);
     }
 }

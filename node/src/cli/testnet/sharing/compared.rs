@@ -1,9 +1,9 @@
 //! What came of models that share a peer, live and simulated: how far the simulator is off, and what the orders are worth.
 
-use super::{simulated::Overheads, turns};
+use super::{simulated::ModelOverheads, turns};
 use crate::cli::{
     bench::serve::report::time,
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
 };
 use serde_json::{Value, json};
 use tsnode_coordinator::policy::sharing::device_use::ServiceUse;
@@ -14,10 +14,10 @@ use tsnode_simulator::percentile::Sorted;
 const MEANS: f64 = 0.15;
 
 /// Of all orders.
-pub(super) struct Compared {
+pub(super) struct OrderComparison {
     pub load: f64,
     pub seed: u64,
-    pub models: Vec<Model>,
+    pub models: Vec<ComparedModel>,
     pub rows: Vec<Row>,
     /// Where it ended before all orders were measured.
     pub stopped: Option<Stopped>,
@@ -30,7 +30,7 @@ pub(super) struct Stopped {
 }
 
 /// A model, and what was asked of it.
-pub(super) struct Model {
+pub(super) struct ComparedModel {
     pub name: String,
     /// What was measured of its layers; none of a model that has only one.
     pub profile: Option<LayerProfile>,
@@ -52,11 +52,11 @@ pub(super) struct Row {
     pub live_turns: Vec<ServiceUse>,
     pub simulated_turns: Vec<ServiceUse>,
     /// Of each model.
-    pub overheads: Vec<Overheads>,
+    pub overheads: Vec<ModelOverheads>,
 }
 
 /// The mean over all requests; each model's part goes by how many were asked.
-fn mean(of: &[Sorted], models: &[Model]) -> f64 {
+fn mean(of: &[Sorted], models: &[ComparedModel]) -> f64 {
     let all: f64 = models.iter().map(|model| model.requests as f64).sum();
     of.iter().zip(models).map(|(own, model)| own.mean() * model.requests as f64).sum::<f64>() / all
 }
@@ -66,7 +66,7 @@ fn percent(live: f64, simulated: f64) -> String {
     format!("{:+.1} %", (simulated / live - 1.0) * 100.0)
 }
 
-impl Compared {
+impl OrderComparison {
     /// Means of an order, live and simulated.
     fn means(&self, row: &Row) -> (f64, f64) {
         (mean(&row.live, &self.models), mean(&row.simulated, &self.models))
@@ -87,7 +87,7 @@ impl Compared {
     /// Lines before the table.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        for Model { name, profile, requests, mean_alone } in &self.models {
+        for ComparedModel { name, profile, requests, mean_alone } in &self.models {
             lines.push(format!("{name}: {requests} requests, {} alone on average by its profile", time(*mean_alone)));
             lines.push(match profile {
                 Some(LayerProfile { prompts, steps, mixed, .. }) => {
@@ -100,8 +100,8 @@ impl Compared {
             });
         }
         for row in &self.rows {
-            for (Model { name, .. }, overheads) in self.models.iter().zip(&row.overheads) {
-                let Overheads { device, step, request, measured, simulated } = overheads;
+            for (ComparedModel { name, .. }, overheads) in self.models.iter().zip(&row.overheads) {
+                let ModelOverheads { device, step, request, measured, simulated } = overheads;
                 let both = format!("alone {} measured and {} simulated", time(*measured), time(*simulated));
                 let (device, step, request) = (device * 1e3, time(*step), time(*request));
                 lines.push(format!(
@@ -173,7 +173,7 @@ impl Compared {
             Some(row) => {
                 let (live, simulated) = self.means(row);
                 let what = format!("{}: {live:.3} live, {simulated:.3} simulated, {} failed", row.order, row.failed);
-                Err(Exit::new(Kind::Other, format!("{what}; --most-off {}", most * 100.0)))
+                Err(Exit::new(ExitKind::Other, format!("{what}; --most-off {}", most * 100.0)))
             }
             None => Ok(()),
         }
@@ -185,8 +185,8 @@ impl Compared {
             let turns = row.live_turns.iter().zip(&row.simulated_turns);
             let all = self.models.iter().zip(latencies.zip(row.overheads.iter().zip(turns)));
             let spread = |own: &Sorted| json!({ "mean": own.mean(), "p50": own.at(0.5), "p99": own.at(0.99) });
-            type Told<'a> = ((&'a Sorted, &'a Sorted), (&'a Overheads, (&'a ServiceUse, &'a ServiceUse)));
-            let one = |(model, ((live, simulated), (own, turns))): (&Model, Told<'_>)| {
+            type Told<'a> = ((&'a Sorted, &'a Sorted), (&'a ModelOverheads, (&'a ServiceUse, &'a ServiceUse)));
+            let one = |(model, ((live, simulated), (own, turns))): (&ComparedModel, Told<'_>)| {
                 json!({
                     "model": model.name, "live": spread(live), "simulated": spread(simulated),
                     "turns": { "live": turns.0, "simulated": turns.1 }, "device_overhead_ms": own.device * 1e3,
@@ -203,7 +203,7 @@ impl Compared {
                 "failed": row.failed, "reason": row.reason, "models": models(row),
             })
         };
-        let named = |Model { name, profile, requests, mean_alone }: &Model| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3, "profile": profile });
+        let named = |ComparedModel { name, profile, requests, mean_alone }: &ComparedModel| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3, "profile": profile });
         let gains = self.gains().map(|(live, simulated)| json!({ "live": live, "simulated": simulated }));
         let stopped = self.stopped.as_ref().map(|stopped| json!({ "order": stopped.order, "reason": stopped.reason }));
         json!({
@@ -223,17 +223,17 @@ mod tests {
         let of = |mean: f64| [mean, 2.0 * mean].map(|value| Sorted::new([value].into_iter())).to_vec();
         let (live, simulated) = (of(live), of(simulated));
         let (live_turns, simulated_turns) = (vec![ServiceUse::default(); 2], vec![ServiceUse::default(); 2]);
-        let overheads = vec![Overheads::default(); 2];
+        let overheads = vec![ModelOverheads::default(); 2];
         Row { order, failed: 0, reason: None, live, simulated, live_turns, simulated_turns, overheads }
     }
 
-    fn compared(rows: Vec<Row>) -> Compared {
+    fn compared(rows: Vec<Row>) -> OrderComparison {
         let model = |(name, requests): (&str, usize)| {
             let name = name.to_owned();
-            Model { name, profile: None, requests, mean_alone: 0.1 }
+            ComparedModel { name, profile: None, requests, mean_alone: 0.1 }
         };
         let models = [("a", 1), ("b", 3)].map(model).into();
-        Compared { load: 1.2, seed: 1, models, rows, stopped: None }
+        OrderComparison { load: 1.2, seed: 1, models, rows, stopped: None }
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn what_was_measured_is_told_where_a_later_order_could_not_be() {
         let stopped = Some(Stopped { order: "round-robin", reason: "interrupted".into() });
-        let part = Compared { stopped, ..compared(vec![row("doubling", 1.0, 1.1)]) };
+        let part = OrderComparison { stopped, ..compared(vec![row("doubling", 1.0, 1.1)]) };
         assert!(part.verdict().ends_with("; stopped at round-robin: interrupted"), "{}", part.verdict());
         assert_eq!(part.table().len(), 4);
         let told = part.json();

@@ -6,7 +6,7 @@ use crate::{
             arrivals::PlannedRequest,
             report::{Metric, Report},
         },
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
     },
     view::SwarmView,
 };
@@ -30,7 +30,7 @@ use tsnode_simulator::{
 };
 
 /// Requests of one model that were asked one after another, each of these lengths.
-pub(super) struct Alone {
+pub(super) struct LoneRequests {
     pub prompt: u32,
     pub answer: u32,
     pub report: Report,
@@ -40,7 +40,7 @@ pub(super) struct Alone {
 
 /// What one model's steps and requests take beside its profile (s).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Overheads {
+pub(super) struct ModelOverheads {
     /// A step on the device, where the profile is short of it; less than nothing where it says too much.
     pub device: f64,
     /// From a step's end to the next, while another model may compute.
@@ -52,12 +52,12 @@ pub(super) struct Overheads {
 }
 
 /// A peer's device in the simulator.
-pub(super) struct Simulated {
+pub(super) struct SimulatedPeer {
     peer: SharedPeer,
     /// What was asked alone before all else: by then orders have measured what requests of each model take.
     before: Vec<Asked>,
     /// Of each model.
-    pub overheads: Vec<Overheads>,
+    pub overheads: Vec<ModelOverheads>,
 }
 
 /// Normalised latency: the whole time over what the model's requests take alone, on average.
@@ -69,10 +69,10 @@ fn asked(n: usize, prompt: u32, answer: u32) -> Asked {
     Asked { service: ServiceNo(n as u16), ..Asked::new(prompt, answer) }
 }
 
-impl Simulated {
+impl SimulatedPeer {
     /// Of the peer that this view is of, which serves these models, by the requests that each was asked alone.
-    pub fn new(view: &SwarmView, cards: &[ModelCard], alone: &[Alone]) -> Result<Self, Exit> {
-        let wrong = |why: &str| Exit::new(Kind::Other, format!("the peer's plan cannot be simulated: {why}"));
+    pub fn new(view: &SwarmView, cards: &[ModelCard], alone: &[LoneRequests]) -> Result<Self, Exit> {
+        let wrong = |why: &str| Exit::new(ExitKind::Other, format!("the peer's plan cannot be simulated: {why}"));
         let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
         let members: Members<'_> = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
         let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
@@ -93,13 +93,13 @@ impl Simulated {
         let plain = with(&device, &nothing)?;
         let steps: Vec<f64> = alone.iter().enumerate().map(|(n, alone)| alone.step(&plain, n)).collect();
         let peer = with(&device, &steps)?;
-        let overhead = |(n, alone): (usize, &Alone)| {
+        let overhead = |(n, alone): (usize, &LoneRequests)| {
             let own = alone.overheads(&peer, n, steps[n]);
-            Overheads { device: device[n], ..own }
+            ModelOverheads { device: device[n], ..own }
         };
         let overheads = alone.iter().enumerate().map(overhead).collect();
         let asked_alone =
-            |(n, alone): (usize, &Alone)| vec![asked(n, alone.prompt, alone.answer); alone.report.completed];
+            |(n, alone): (usize, &LoneRequests)| vec![asked(n, alone.prompt, alone.answer); alone.report.completed];
         let before = alone.iter().enumerate().flat_map(asked_alone).collect();
         Ok(Self { peer, before, overheads })
     }
@@ -138,7 +138,7 @@ impl Simulated {
     }
 }
 
-impl Alone {
+impl LoneRequests {
     fn times(&self, peer: &SharedPeer, n: usize) -> (f64, f64) {
         let first = peer.alone(asked(n, self.prompt, 1)).0;
         (first, peer.alone(asked(n, self.prompt, self.answer)).0)
@@ -160,10 +160,10 @@ impl Alone {
     }
 
     /// The same of a request's first token, with these steps.
-    fn overheads(&self, peer: &SharedPeer, n: usize, step: f64) -> Overheads {
+    fn overheads(&self, peer: &SharedPeer, n: usize, step: f64) -> ModelOverheads {
         let (first, whole) = self.times(peer, n);
         let request = self.report.at(Metric::Ttft, 0.5).map_or(0.0, |measured| (measured - first).max(0.0));
         let measured = self.report.mean(Metric::E2el).unwrap_or_default();
-        Overheads { device: 0.0, step, request, measured, simulated: whole + request }
+        ModelOverheads { device: 0.0, step, request, measured, simulated: whole + request }
     }
 }

@@ -8,11 +8,11 @@ use tsnode_protocol::PathKind;
 
 /// Two ends that no packet gets through between, and a control plane that carries streams from the first to the second, over
 /// a relay.
-fn apart(secrets: [u8; 2]) -> (End, End) {
+fn apart(secrets: [u8; 2]) -> (LinkEnd, LinkEnd) {
     apart_with(secrets, None)
 }
 
-fn apart_with(secrets: [u8; 2], shaping: Option<Shaping>) -> (End, End) {
+fn apart_with(secrets: [u8; 2], shaping: Option<Shaping>) -> (LinkEnd, LinkEnd) {
     let ((here, porter), (there, far)) = (crate::data_plane::carrier::channel(), crate::data_plane::carrier::channel());
     let (a, b) = (end_with(secrets[0], shaping, Some(here)), end_with(secrets[1], None, Some(there)));
     crate::tasks::spawn("test", carry(porter, far, a.id));
@@ -34,7 +34,7 @@ async fn carry(mut porter: Porter, far: Porter, me: PeerId) {
 
 const RELAYED: PathKind = PathKind::Relayed { via: PeerId([9; 32]) };
 
-async fn opened_around(a: &End, b: &mut End) -> (Stream, IncomingStream) {
+async fn opened_around(a: &LinkEnd, b: &mut LinkEnd) -> (Stream, IncomingStream) {
     let opening = file();
     let open = a.links.open(b.id, &[], &opening);
     let (opened, arrived) = tokio::join!(open, timeout(PATIENCE, b.incoming.next()));
@@ -114,12 +114,12 @@ async fn ends_that_call_each_other_keep_the_same_connection_and_close_the_other(
     a.links.listens_at(&[a.address]);
     b.links.listens_at(&[b.address]);
     let (_here, _there) = opened_around(&a, &mut b).await;
-    let straight = |end: &End, far: PeerId| {
+    let straight = |end: &LinkEnd, far: PeerId| {
         let connections = end.links.inner.known.connections(far);
         connections.iter().filter(|connection| connection.way.path() == PathKind::Direct).count()
     };
-    let goes_straight = |end: &End, far: PeerId| {
-        let way = end.links.inner.dials.lock().unwrap().get(&far).and_then(Dial::way);
+    let goes_straight = |end: &LinkEnd, far: PeerId| {
+        let way = end.links.inner.dials.lock().unwrap().get(&far).and_then(DialAttempt::way);
         way.is_some_and(|way| way.path() == PathKind::Direct)
     };
     let one_each = async {

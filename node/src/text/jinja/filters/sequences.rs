@@ -82,13 +82,13 @@ fn reverse(value: &Value) -> Result<Value> {
 }
 
 /// Names and numbers with dots between them, or one number.
-enum Part {
+enum PathPart {
     Place(Value),
     Name(Value),
 }
 
 struct AttributePath {
-    parts: Vec<Part>,
+    parts: Vec<PathPart>,
     /// Instead of what is not defined.
     usual: Option<Value>,
     folds: bool,
@@ -98,16 +98,16 @@ impl AttributePath {
     fn new(attribute: Option<&Value>, folds: bool) -> Result<Self> {
         let parts = match attribute {
             None | Some(Value::None) => Vec::new(),
-            Some(Value::Int(place)) => vec![Part::Place(Value::Int(*place))],
+            Some(Value::Int(place)) => vec![PathPart::Place(Value::Int(*place))],
             Some(other) => Self::read(&text("an attribute", other)?),
         };
         Ok(Self { parts, usual: None, folds })
     }
 
-    fn read(text: &str) -> Vec<Part> {
+    fn read(text: &str) -> Vec<PathPart> {
         let part = |part: &str| match part.parse() {
-            Ok(place) if part.chars().all(letters::is_digit) => Part::Place(Value::Int(place)),
-            _ => Part::Name(Value::text(part)),
+            Ok(place) if part.chars().all(letters::is_digit) => PathPart::Place(Value::Int(place)),
+            _ => PathPart::Name(Value::text(part)),
         };
         text.split('.').map(part).collect()
     }
@@ -116,7 +116,7 @@ impl AttributePath {
         machine.step()?;
         let mut value = item.clone();
         for part in &self.parts {
-            let (Part::Place(key) | Part::Name(key)) = part;
+            let (PathPart::Place(key) | PathPart::Name(key)) = part;
             value = machine.item(&value, key)?;
             if let (Some(usual), true) = (&self.usual, value.is_undefined()) {
                 value = usual.clone();

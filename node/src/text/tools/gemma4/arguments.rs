@@ -9,7 +9,7 @@ pub(super) const QUOTE: &str = "<|\"|>";
 /// The longest key with its marks (bytes).
 const KEY: usize = 1024;
 
-enum Place {
+enum State {
     /// Before a key or in it, with what came of it.
     Key(String),
     /// Before a value.
@@ -28,54 +28,54 @@ enum Place {
 }
 
 /// A list or an object.
-struct Level {
+struct Nesting {
     end: char,
     is_empty: bool,
 }
 
 /// Reads them from the brace that opens them; what is written of them as JSON is passed on as it comes.
 pub(super) struct Arguments {
-    place: Place,
+    place: State,
     /// What the place is in, the outermost first.
-    levels: Vec<Level>,
+    levels: Vec<Nesting>,
 }
 
 impl Arguments {
     /// Behind their brace.
     pub fn begin(found: &mut FoundPieces) -> Self {
-        let mut arguments = Self { place: Place::Behind, levels: Vec::new() };
-        arguments.open("{", '}', Place::Key(String::new()), found);
+        let mut arguments = Self { place: State::Behind, levels: Vec::new() };
+        arguments.open("{", '}', State::Key(String::new()), found);
         arguments
     }
 
     pub fn push(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
         let is_space = letter.is_whitespace();
         match &mut self.place {
-            Place::Value | Place::Behind if is_space => Rest::More,
-            Place::Key(key) if is_space && key.is_empty() => Rest::More,
-            Place::Key(_) => self.key(letter, found),
-            Place::Value => self.value(letter, found),
-            Place::Behind => self.behind(letter, found),
-            Place::Quote(mark) => {
+            State::Value | State::Behind if is_space => Rest::More,
+            State::Key(key) if is_space && key.is_empty() => Rest::More,
+            State::Key(_) => self.key(letter, found),
+            State::Value => self.value(letter, found),
+            State::Behind => self.behind(letter, found),
+            State::Quote(mark) => {
                 mark.push(letter);
                 if mark.as_str() == QUOTE {
                     found.arguments("\"");
-                    self.place = Place::Text(Markers::new(&[QUOTE]));
+                    self.place = State::Text(Markers::new(&[QUOTE]));
                 } else if !QUOTE.starts_with(mark.as_str()) {
                     return Rest::Before(std::mem::take(mark));
                 }
                 Rest::More
             }
-            Place::Text(end) => {
+            State::Text(end) => {
                 let (passed, mark) = end.push(letter);
                 found.within_text(&passed);
                 if mark.is_some() {
                     found.arguments("\"");
-                    self.place = Place::Behind;
+                    self.place = State::Behind;
                 }
                 Rest::More
             }
-            Place::JsonText { is_escaped } => {
+            State::JsonText { is_escaped } => {
                 if letter.is_ascii_control() {
                     // As it stands in the family's own texts; JSON has it escaped only.
                     found.within_text(letter.encode_utf8(&mut [0; 4]));
@@ -85,18 +85,18 @@ impl Arguments {
                 match letter {
                     _ if *is_escaped => *is_escaped = false,
                     '\\' => *is_escaped = true,
-                    '"' => self.place = Place::Behind,
+                    '"' => self.place = State::Behind,
                     _ => {}
                 }
                 Rest::More
             }
-            Place::Bare(said) => {
+            State::Bare(said) => {
                 if !",}]<".contains(letter) {
                     said.push(letter);
                     return Rest::More;
                 }
                 found.arguments(&bare(said.trim_end()));
-                self.place = Place::Behind;
+                self.place = State::Behind;
                 self.behind(letter, found)
             }
         }
@@ -104,13 +104,13 @@ impl Arguments {
 
     /// Nothing follows: what could have been the mark behind a text is of the text.
     pub fn finish(self, found: &mut FoundPieces) {
-        if let Place::Text(mut end) = self.place {
+        if let State::Text(mut end) = self.place {
             found.within_text(&end.finish());
         }
     }
 
     fn key(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
-        let Place::Key(said) = &mut self.place else { return Rest::Before(letter.to_string()) };
+        let State::Key(said) = &mut self.place else { return Rest::Before(letter.to_string()) };
         if letter == '}' && said.is_empty() {
             return self.close(letter, found);
         }
@@ -119,7 +119,7 @@ impl Arguments {
         {
             let comma = self.comma();
             found.arguments(&format!("{comma}{}: ", Value::from(key)));
-            self.place = Place::Value;
+            self.place = State::Value;
             return Rest::More;
         }
         said.push(letter);
@@ -138,14 +138,14 @@ impl Arguments {
             _ => {}
         }
         match letter {
-            '{' => self.open("{", '}', Place::Key(String::new()), found),
-            '[' => self.open("[", ']', Place::Value, found),
-            '<' => self.place = Place::Quote(letter.to_string()),
+            '{' => self.open("{", '}', State::Key(String::new()), found),
+            '[' => self.open("[", ']', State::Value, found),
+            '<' => self.place = State::Quote(letter.to_string()),
             '"' => {
                 found.arguments("\"");
-                self.place = Place::JsonText { is_escaped: false };
+                self.place = State::JsonText { is_escaped: false };
             }
-            _ => self.place = Place::Bare(letter.to_string()),
+            _ => self.place = State::Bare(letter.to_string()),
         }
         Rest::More
     }
@@ -154,13 +154,13 @@ impl Arguments {
         if letter != ',' {
             return self.close(letter, found);
         }
-        self.place = if self.is_list() { Place::Value } else { Place::Key(String::new()) };
+        self.place = if self.is_list() { State::Value } else { State::Key(String::new()) };
         Rest::More
     }
 
-    fn open(&mut self, begin: &str, end: char, place: Place, found: &mut FoundPieces) {
+    fn open(&mut self, begin: &str, end: char, place: State, found: &mut FoundPieces) {
         found.arguments(begin);
-        self.levels.push(Level { end, is_empty: true });
+        self.levels.push(Nesting { end, is_empty: true });
         self.place = place;
     }
 
@@ -170,7 +170,7 @@ impl Arguments {
         }
         self.levels.pop();
         found.arguments(letter.encode_utf8(&mut [0; 4]));
-        self.place = Place::Behind;
+        self.place = State::Behind;
         if self.levels.is_empty() { Rest::Closed } else { Rest::More }
     }
 

@@ -127,7 +127,7 @@ impl Serialize for Ids<'_> {
 #[derive(Serialize)]
 #[serde(tag = "type")]
 pub(super) enum PostProcessor<'v> {
-    TemplateProcessing { single: Vec<Slot<'v>>, pair: Vec<Slot<'v>>, special_tokens: Named<'v> },
+    TemplateProcessing { single: Vec<Slot<'v>>, pair: Vec<Slot<'v>>, special_tokens: TemplateTokens<'v> },
 }
 
 #[derive(Serialize)]
@@ -137,7 +137,7 @@ pub(super) enum Slot<'v> {
 }
 
 /// Special tokens of a template by their texts.
-pub(super) struct Named<'v>(Vec<(u32, &'v str)>);
+pub(super) struct TemplateTokens<'v>(Vec<(u32, &'v str)>);
 
 #[derive(Serialize)]
 struct SpecialToken<'v> {
@@ -146,7 +146,7 @@ struct SpecialToken<'v> {
     tokens: [&'v str; 1],
 }
 
-impl Serialize for Named<'_> {
+impl Serialize for TemplateTokens<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (id, text) in &self.0 {
@@ -171,7 +171,7 @@ impl<'v> PostProcessor<'v> {
         Self::TemplateProcessing {
             single: text("A", 0).collect(),
             pair: text("A", 0).chain(text("B", 1)).collect(),
-            special_tokens: Named(special_tokens),
+            special_tokens: TemplateTokens(special_tokens),
         }
     }
 }

@@ -33,7 +33,7 @@ impl Usage {
 
 /// Some of an answer, or all of it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::http) struct Part {
+pub(in crate::http) struct CompletionPart {
     pub text: String,
     pub reasoning: String,
     pub calls: Vec<CallPart>,
@@ -53,7 +53,7 @@ pub(in crate::http) struct CallPart {
     pub arguments: String,
 }
 
-impl Part {
+impl CompletionPart {
     /// Of the first choice.
     pub fn of(answer: &Value) -> Self {
         let choice = &answer["choices"][0];
@@ -94,7 +94,7 @@ mod tests {
     fn whole_answers_and_parts_are_read_alike() {
         let call = json!({ "index": 1, "id": "c", "function": { "name": "f", "arguments": "{}" } });
         let message = json!({ "content": "Hi", "reasoning_content": "Hm", "tool_calls": [call] });
-        let expected = Part {
+        let expected = CompletionPart {
             text: "Hi".into(),
             reasoning: "Hm".into(),
             calls: vec![CallPart { index: 1, id: Some("c".into()), name: Some("f".into()), arguments: "{}".into() }],
@@ -103,10 +103,10 @@ mod tests {
         };
         for name in ["message", "delta"] {
             let choice = json!({ "finish_reason": "stop", "stop_reason": ".", name: message });
-            assert_eq!(Part::of(&json!({ "choices": [choice] })), expected);
+            assert_eq!(CompletionPart::of(&json!({ "choices": [choice] })), expected);
         }
-        assert_eq!(Part::of(&json!({ "choices": [{ "text": "Hi" }] })).text, "Hi");
-        assert_eq!(Part::of(&json!({ "choices": [] })), Part::default());
+        assert_eq!(CompletionPart::of(&json!({ "choices": [{ "text": "Hi" }] })).text, "Hi");
+        assert_eq!(CompletionPart::of(&json!({ "choices": [] })), CompletionPart::default());
     }
 
     #[test]

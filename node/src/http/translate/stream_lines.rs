@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// One event.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Line {
+pub(super) enum StreamLine {
     Data(Value),
     /// Nothing follows.
     Done,
@@ -25,7 +25,7 @@ impl StreamLines {
     }
 
     /// The next event; nothing where the stream has ended.
-    pub async fn next(&mut self) -> Option<Line> {
+    pub async fn next(&mut self) -> Option<StreamLine> {
         loop {
             while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.rest.drain(..=end).collect();
@@ -39,9 +39,9 @@ impl StreamLines {
 }
 
 /// What a line says, unless it is a comment, a name or the end of an event.
-fn event(line: &[u8]) -> Option<Line> {
+fn event(line: &[u8]) -> Option<StreamLine> {
     let data = line.strip_prefix(b"data:")?.trim_ascii();
-    if data == b"[DONE]" { Some(Line::Done) } else { serde_json::from_slice(data).ok().map(Line::Data) }
+    if data == b"[DONE]" { Some(StreamLine::Done) } else { serde_json::from_slice(data).ok().map(StreamLine::Data) }
 }
 
 #[cfg(test)]
@@ -62,7 +62,10 @@ mod tests {
             while let Some(line) = lines.next().await {
                 read.push(line);
             }
-            assert_eq!(read, [Line::Data(json!({ "a": "b" })), Line::Data(json!({ "c": 1 })), Line::Done]);
+            assert_eq!(
+                read,
+                [StreamLine::Data(json!({ "a": "b" })), StreamLine::Data(json!({ "c": 1 })), StreamLine::Done]
+            );
         }
     }
 }

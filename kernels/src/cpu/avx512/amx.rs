@@ -272,7 +272,7 @@ unsafe fn multiply<const KIND: usize>(
     sums: &mut [Wide],
 ) {
     let layout = const { Layout::of(QuantType::ALL[KIND]) };
-    let rows = |at: usize| Rows { x, first: first + at, from: blocks.start };
+    let rows = |at: usize| TileRows { x, first: first + at, from: blocks.start };
     // SAFETY: tiles stay within the rows of `sums`, of which there are whole tiles.
     unsafe {
         if !layout.is_large() {
@@ -296,13 +296,13 @@ unsafe fn multiply<const KIND: usize>(
 
 /// Rows of a tile or two, from a block on.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct TileRows<'a> {
     x: &'a Rounded,
     first: usize,
     from: usize,
 }
 
-impl Rows<'_> {
+impl TileRows<'_> {
     /// Number of a block among all rows'.
     #[inline(always)]
     fn block(self, layout: Layout, row: usize, b: usize) -> usize {
@@ -315,7 +315,7 @@ impl Rows<'_> {
 /// # Safety
 /// As for [`multiply`].
 #[inline(always)]
-unsafe fn small<const KIND: usize>(rows: Rows<'_>, w: Unpacked<'_>, sums: &mut [Wide; TILE_ROWS]) {
+unsafe fn small<const KIND: usize>(rows: TileRows<'_>, w: Unpacked<'_>, sums: &mut [Wide; TILE_ROWS]) {
     let layout = const { Layout::of(QuantType::ALL[KIND]) };
     let mut products: [OutputTile; 2] = [[[0; WIDE]; TILE_ROWS]; 2];
     // SAFETY: a tile reads 32 bytes of sixteen rows, which have a block `b`, and 8 lines; it writes sixteen rows. Scales
@@ -364,7 +364,7 @@ unsafe fn small<const KIND: usize>(rows: Rows<'_>, w: Unpacked<'_>, sums: &mut [
 /// # Safety
 /// As for [`multiply`]; `sums` has `T` tiles of rows.
 #[inline(always)]
-unsafe fn large<const KIND: usize, const T: usize>(rows: Rows<'_>, w: Unpacked<'_>, sums: &mut [Wide]) {
+unsafe fn large<const KIND: usize, const T: usize>(rows: TileRows<'_>, w: Unpacked<'_>, sums: &mut [Wide]) {
     let layout = const { Layout::of(QuantType::ALL[KIND]) };
     let pairs = layout.parts() / 2;
     let mut products: [[OutputTile; 2]; T] = [[[[0; WIDE]; TILE_ROWS]; 2]; T];

@@ -2,7 +2,7 @@
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum AnswerPart {
     /// Thought, before the answer.
     Reasoning(String),
     /// Said to the user.

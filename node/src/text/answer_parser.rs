@@ -1,8 +1,8 @@
 //! An answer taken apart as it grows: what the model thought, what it says, and the tools it calls.
 
 use super::{
+    answer_part::AnswerPart,
     reasoning::ThoughtParser,
-    said::Said,
     tools::{Callable, ToolFormat, ToolParser},
 };
 use std::sync::Arc;
@@ -28,14 +28,14 @@ impl AnswerParser {
     }
 
     /// What a piece of text adds.
-    pub fn push(&mut self, text: &str) -> Vec<Said> {
+    pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         let Some(reasoning) = &mut self.reasoning else { return self.answer(text) };
         let (thought, content) = reasoning.push(text);
         self.both(thought, &content)
     }
 
     /// What was held back, when no more comes.
-    pub fn finish(&mut self) -> Vec<Said> {
+    pub fn finish(&mut self) -> Vec<AnswerPart> {
         let (thought, content) = self.reasoning.as_mut().map(|parser| parser.finish()).unwrap_or_default();
         let mut said = self.both(thought, &content);
         if let Some(tools) = &mut self.tools {
@@ -44,20 +44,20 @@ impl AnswerParser {
         said
     }
 
-    fn both(&mut self, thought: String, content: &str) -> Vec<Said> {
+    fn both(&mut self, thought: String, content: &str) -> Vec<AnswerPart> {
         let mut said = Vec::new();
         if !thought.is_empty() {
-            said.push(Said::Reasoning(thought));
+            said.push(AnswerPart::Reasoning(thought));
         }
         said.extend(self.answer(content));
         said
     }
 
-    fn answer(&mut self, text: &str) -> Vec<Said> {
+    fn answer(&mut self, text: &str) -> Vec<AnswerPart> {
         match &mut self.tools {
             _ if text.is_empty() => Vec::new(),
             Some(tools) => tools.push(text),
-            None => vec![Said::Content(text.to_owned())],
+            None => vec![AnswerPart::Content(text.to_owned())],
         }
     }
 }

@@ -68,7 +68,7 @@ impl TimedAnswer {
 
 /// Reads a stream of events, as it comes.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct Reader {
+pub(in crate::cli) struct EventReader {
     line: Vec<u8>,
     answer: TimedAnswer,
     /// When the last piece of text came.
@@ -77,7 +77,7 @@ pub(in crate::cli) struct Reader {
     has_end: bool,
 }
 
-impl Reader {
+impl EventReader {
     /// Takes what came at this time after sending.
     pub fn take(&mut self, bytes: &[u8], at: Duration) -> Result<(), Failure> {
         for part in bytes.split_inclusive(|b| *b == b'\n') {
@@ -170,7 +170,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn read(chunks: &[(&str, u32)]) -> Result<TimedAnswer, Failure> {
-        let mut reader = Reader::default();
+        let mut reader = EventReader::default();
         for (text, at) in chunks {
             reader.take(text.as_bytes(), *at * MS)?;
         }

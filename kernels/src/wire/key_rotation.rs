@@ -5,7 +5,10 @@
 //! place in the block, not by the position: that is the same numbers for every block, so that [`BLOCK`] angles of each
 //! frequency are all there is to know of a model, and the turn that is common to a block changes no range much.
 
-use super::{BLOCK, Form, Rows, cache_lines::Lines, low_high, plain::store};
+use super::{
+    BLOCK, BlockRows, BlockShape, GatheredRows, Groups, cache_lines::Lines, choose, decode, encode, low_high,
+    plain::store,
+};
 use crate::{
     cpu::Dtype,
     rope::{Rope, RopePairs},
@@ -68,26 +71,68 @@ impl KeyRotation {
     }
 }
 
-/// The rows of a block of keys in single precision, turned back to where it begins, and their channels' ranges. A number that
-/// is infinite or none spoils the other of its pair, in its row.
-pub(crate) fn turn_back(
+/// Memory that keys are turned in, and their groups.
+pub(crate) struct KeyScratch<'a> {
+    pub groups: &'a mut Groups,
+    pub turned: &'a mut Lines,
+}
+
+/// Packs a block of keys without their turns. A number that is infinite or none spoils the other of its pair, in its row.
+pub(crate) fn pack_keys(
     turn: &KeyRotation,
-    form: Form,
-    rows: Rows<'_>,
-    out: &mut [u8],
-    low: &mut [f32],
-    high: &mut [f32],
+    form: BlockShape,
+    rows: BlockRows<'_>,
+    KeyScratch { groups, turned }: KeyScratch<'_>,
+    head: &mut [u8],
+    cells: &mut [u8],
 ) {
-    let width = form.dim * Dtype::F32.bytes();
-    for (t, (row, out)) in rows.rows.iter().zip(out.chunks_exact_mut(width)).enumerate() {
-        turn_row(turn, t, |sin| -sin, (row, rows.dtype), (out, Dtype::F32));
+    let back: &mut [u8] = bytemuck::cast_slice_mut(turned.fit(form.tokens * form.dim));
+    for (t, (row, back)) in rows.as_slice().iter().zip(back.chunks_exact_mut(form.dim * 4)).enumerate() {
+        turn_back(turn, t, (row, rows.dtype), back);
     }
-    let mut slots = [[].as_slice(); BLOCK];
-    low_high(form, Rows::of(out, form, Dtype::F32, &mut slots), low, high);
+    let back = GatheredRows::gather(form, Dtype::F32, std::iter::once(&*back));
+    low_high(form, back.before(None), groups);
+    choose(form, groups, head);
+    encode(form, back.before(None), groups, cells);
+}
+
+/// Codes of a last row of keys that has no partner.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn pack_key_alone(
+    turn: &KeyRotation,
+    form: BlockShape,
+    rows: BlockRows<'_>,
+    scratch: &mut KeyScratch<'_>,
+    cells: &mut [u8],
+) {
+    let t = form.tokens - 1;
+    let back = bytemuck::cast_slice_mut(scratch.turned.fit(form.dim));
+    turn_back(turn, t, (rows.as_slice()[t], rows.dtype), back);
+    super::encode_alone(form, back, Dtype::F32, scratch.groups, cells);
+}
+
+/// Unpacks rows of keys from the `first` on, as many as `out` has room for, and turns them on to their places.
+pub(crate) fn unpack_keys(
+    turn: &KeyRotation,
+    form: BlockShape,
+    codes: &[u8],
+    first: usize,
+    KeyScratch { groups, turned }: KeyScratch<'_>,
+    dtype: Dtype,
+    out: &mut [u8],
+) {
+    let numbers = bytemuck::cast_slice_mut(turned.fit(out.len() / dtype.bytes()));
+    decode(form, codes, first, groups, Dtype::F32, numbers);
+    turn_on(turn, form.dim, first, numbers, dtype, out);
+}
+
+/// A row of token `t` of its block in single precision, turned back to where that begins.
+pub(super) fn turn_back(turn: &KeyRotation, t: usize, from: (&[u8], Dtype), back: &mut [u8]) {
+    turn_row(turn, t, |sin| -sin, from, (back, Dtype::F32));
 }
 
 /// Rows of a block in single precision from the `first` on, turned on to their places, as pages have them.
-pub(crate) fn turn_on(turn: &KeyRotation, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
+pub(super) fn turn_on(turn: &KeyRotation, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
     let rows = numbers.chunks_exact(dim * Dtype::F32.bytes()).zip(out.chunks_exact_mut(dim * dtype.bytes()));
     for (n, (row, out)) in rows.enumerate() {
         turn_row(turn, first + n, |sin| sin, (row, Dtype::F32), (out, dtype));

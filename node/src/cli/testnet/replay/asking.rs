@@ -1,0 +1,266 @@
+//! What the swarm is asked for: before the trace requests alone, by which it is known what is beside steps, and some at once, by which it
+//! is what peers lose to each other; and then the trace.
+
+use super::{
+    simulated::{Alone, AskedAlone},
+    together::{AskedTogether, ComputedRequest},
+};
+use crate::{
+    cli::{
+        ask::PeerClient,
+        bench::serve::{
+            arrivals::PlannedRequest,
+            client::{BenchTarget, LoadBounds, Run, load},
+            prompts::{PromptContent, Prompts},
+            report::Report,
+        },
+        exit::{Exit, ExitKind},
+    },
+    gateway::Trace,
+};
+use indicatif::ProgressBar;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_protocol::RequestId;
+use tsnode_testnet::Testnet;
+
+/// Requests asked one after another before the trace, for each peer with a model: what a step and a request take beside their layers.
+const ALONE: usize = 4;
+/// And of these at most, with answers of so many tokens, and then as many with longer ones: even the shorter ones are written for longer
+/// than their first token is on its way.
+const MOST_ALONE: usize = 24;
+const ANSWERS_ALONE: [u32; 2] = [24, 72];
+/// Rounds of requests at once, of each number, and how many at once at most.
+const ROUNDS: usize = 8;
+const MOST_TOGETHER: usize = 16;
+/// How long is looked at what processes use while nothing is asked.
+const IDLE: Duration = Duration::from_secs(3);
+/// How long one may run behind the last request's time.
+const DRAIN: Duration = Duration::from_secs(600);
+/// Requests at once.
+const AT_ONCE: usize = 1024;
+
+/// One after another.
+const ONE: LoadBounds = LoadBounds { concurrency: 1, longest: DRAIN };
+
+/// Whom requests are sent to, and with prompts of which seed.
+pub(super) struct Asking<'n> {
+    pub net: &'n Testnet,
+    pub target: Arc<BenchTarget>,
+    pub seed: u64,
+}
+
+impl Asking<'_> {
+    /// Requests as long as the trace's median one to so many peers: one after another, then up to `at_once` of them, whom processors of
+    /// their own compute, and then for a while nothing.
+    pub async fn alone(
+        &self,
+        trace: &[PlannedRequest],
+        (peers, at_once): (usize, usize),
+        context: u32,
+    ) -> Result<Alone, Exit> {
+        let peers = peers.max(1);
+        let [mut short, mut long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context).map(LoneSeries::of);
+        let mut traces = FreshTraces { peer: &self.target.peer, known: BTreeSet::new() };
+        // The first of each peer finds cold caches, and is not counted.
+        self.all(self.seed ^ 1, short.part(0, peers), ONE, pending(), |_, _| {}).await;
+        // In turns: a while in which all is slower is not to be one length's alone.
+        for turn in 0..short.planned.len().div_ceil(peers) {
+            for (n, series) in [&mut short, &mut long].into_iter().enumerate() {
+                let before = self.used();
+                let seed = !self.seed ^ (2 * turn + n) as u64;
+                let run = self.all(seed, series.part(turn, peers), ONE, pending(), |_, _| {}).await;
+                series.add(run, self.used() - before);
+                series.computed.extend(traces.next(peers).await?);
+            }
+        }
+        let asked = [short.ended()?, long.ended()?];
+        let together = match asked[1].planned.first() {
+            Some(request) => self.together(*request, at_once, &mut traces).await?,
+            None => Vec::new(),
+        };
+        let before = self.used();
+        tokio::time::sleep(IDLE).await;
+        Ok(Alone { asked, together, idle: (self.used() - before) / IDLE.as_secs_f64() })
+    }
+
+    /// Rounds of requests that come at the same time and end before the next do.
+    async fn together(
+        &self,
+        request: PlannedRequest,
+        most: usize,
+        traces: &mut FreshTraces<'_>,
+    ) -> Result<Vec<AskedTogether>, Exit> {
+        let mut all = Vec::new();
+        for at_once in numbers(most.min(MOST_TOGETHER)) {
+            let (planned, bounds) = (vec![request; at_once], LoadBounds { concurrency: at_once, ..ONE });
+            let (mut rounds, mut took) = (Vec::new(), Duration::ZERO);
+            for round in 0..ROUNDS {
+                let seed = !self.seed ^ (((at_once as u64) << 32) | round as u64);
+                took += self.all(seed, &planned, bounds, pending(), |_, _| {}).await.took;
+                rounds.push(traces.next(at_once).await?);
+            }
+            all.push(AskedTogether { at_once, answer: request.answer, rounds, took });
+        }
+        Ok(all)
+    }
+
+    /// The trace's requests at their times, and how many processors were used.
+    pub async fn trace(
+        &self,
+        planned: &[PlannedRequest],
+        bar: &ProgressBar,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(Report, f64), Exit> {
+        let last = planned.last().map_or(Duration::ZERO, |request| request.at);
+        let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
+        let before = self.used();
+        let watch = |ended: usize, running: usize| {
+            bar.set_position(ended as u64);
+            bar.set_message(format!("{running} running"));
+        };
+        let run = self.all(self.seed, planned, bounds, stop, watch).await;
+        let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
+        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
+        answered(&report, "no request of the trace was answered")?;
+        Ok((report, processors))
+    }
+
+    async fn all(
+        &self,
+        seed: u64,
+        planned: &[PlannedRequest],
+        bounds: LoadBounds,
+        stop: impl Future<Output = ()>,
+        watch: impl Fn(usize, usize),
+    ) -> Run {
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed };
+        load(&self.target, prompts, planned, bounds, stop, watch).await
+    }
+
+    /// Processor time of all peers and of this process, which asks them (s).
+    fn used(&self) -> f64 {
+        let peers = (0..self.net.peers().len()).filter_map(|n| self.net.usage(n)).map(|(_, seconds)| seconds);
+        peers.sum::<f64>() + tsnode_testnet::own_processor_time().unwrap_or(0.0)
+    }
+}
+
+/// What the gateway that is asked says of requests that have ended.
+struct FreshTraces<'p> {
+    peer: &'p PeerClient,
+    known: BTreeSet<RequestId>,
+}
+
+/// What `/api/requests` lists, newest first.
+#[derive(Deserialize)]
+struct ListedRequests {
+    requests: Vec<ListedRequest>,
+}
+
+#[derive(Deserialize)]
+struct ListedRequest {
+    request: RequestId,
+}
+
+impl FreshTraces<'_> {
+    /// Where the newest were computed, so many at most, of which it was not asked before.
+    async fn next(&mut self, most: usize) -> Result<Vec<ComputedRequest>, Exit> {
+        let ListedRequests { requests } = self.peer.get("/api/requests").await?;
+        let mut computed = Vec::new();
+        for ListedRequest { request } in requests.into_iter().take(most) {
+            if self.known.insert(request) {
+                let trace: Trace = self.peer.get(&format!("/api/requests/{request}")).await?;
+                computed.extend(ComputedRequest::of(&trace));
+            }
+        }
+        Ok(computed)
+    }
+}
+
+/// Requests of one length that are asked a few at a time.
+struct LoneSeries {
+    planned: Vec<PlannedRequest>,
+    run: Run,
+    used: f64,
+    computed: Vec<ComputedRequest>,
+}
+
+impl LoneSeries {
+    fn of(planned: Vec<PlannedRequest>) -> Self {
+        Self { planned, run: Run::default(), used: 0.0, computed: Vec::new() }
+    }
+
+    /// Those of a turn, of which each has so many.
+    fn part(&self, turn: usize, each: usize) -> &[PlannedRequest] {
+        self.planned.chunks(each).nth(turn).unwrap_or_default()
+    }
+
+    /// What came of a turn, and what processor time it took (s).
+    fn add(&mut self, run: Run, used: f64) {
+        self.run.outcomes.extend(run.outcomes);
+        self.run.cut += run.cut;
+        self.run.unsent += run.unsent;
+        self.run.took += run.took;
+        self.run.peak = self.run.peak.max(run.peak);
+        self.used += used;
+    }
+
+    fn ended(self) -> Result<AskedAlone, Exit> {
+        let Self { planned, run, used, computed } = self;
+        // A turn counts its own from nought; all of them are alike.
+        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
+        answered(&report, "a request alone is not answered")?;
+        Ok(AskedAlone { planned, report, used, computed })
+    }
+}
+
+/// Nothing measured is an error.
+fn answered(report: &Report, what: &str) -> Result<(), Exit> {
+    if report.completed > 0 {
+        return Ok(());
+    }
+    let why = report.reasons.first().map_or("none ended in time", |(why, _)| why.as_str());
+    Err(Exit::new(ExitKind::Request, format!("{what}: {why}")))
+}
+
+/// Requests with prompts as long as the trace's median one and shorter answers, and as many with longer ones, to be asked one after another.
+fn alone(planned: &[PlannedRequest], requests: usize, context: u32) -> [Vec<PlannedRequest>; 2] {
+    let mut prompts: Vec<u32> = planned.iter().map(|p| p.prompt).collect();
+    prompts.sort_unstable();
+    let answers = ANSWERS_ALONE.map(|tokens| tokens.min(context / 2).max(1));
+    let room = context.saturating_sub(answers[1]).max(1);
+    let prompt = prompts.get(prompts.len() / 2).map_or(1, |tokens| (*tokens).min(room));
+    answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
+}
+
+/// How many are asked at once, one number after another: the most, and twice as many each time until there.
+fn numbers(most: usize) -> Vec<usize> {
+    let doubled = std::iter::successors(Some(2), |n| Some(n * 2)).take_while(|n| *n < most);
+    doubled.chain((most > 1).then_some(most)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_once_are_asked_up_to_as_many_as_have_processors() {
+        assert_eq!(
+            [0, 1, 2, 3, 4, 11].map(numbers),
+            [vec![], vec![], vec![2], vec![2, 3], vec![2, 4], vec![2, 4, 8, 11]]
+        );
+    }
+
+    #[test]
+    fn requests_alone_have_room_in_the_models_context() {
+        let trace: Vec<PlannedRequest> =
+            [10, 900, 1000].map(|prompt| PlannedRequest { at: Duration::ZERO, prompt, answer: 5 }).into();
+        let lengths = |context| alone(&trace, 3, context).map(|all| (all.len(), all[0].prompt, all[0].answer));
+        assert_eq!(lengths(1024), [(3, 900, 24), (3, 900, 72)]);
+        assert_eq!(lengths(100), [(3, 50, 24), (3, 50, 50)]);
+        assert_eq!(lengths(1), [(3, 1, 1); 2]);
+    }
+}
