@@ -211,9 +211,8 @@ impl<'a> SimulationLoop<'a> {
             }
             Event::Over(service) => return self.over(now, service),
             Event::Handled(service) => {
+                // Whoever came meanwhile has pages before the next step is formed.
                 self.handled(now, service);
-                // The next step is formed before whoever came meanwhile has pages.
-                self.form(now, service);
                 service
             }
             Event::Again(service) => {

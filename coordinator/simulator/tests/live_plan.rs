@@ -205,10 +205,10 @@ fn models_of_one_peer_take_turns_on_its_device_by_their_profiles() {
     assert_eq!((used.steps, used.sequences, used.prompt_tokens, used.errands), (9, 9, 100, 0));
     assert!(((took.0 - peer.alone(one.asked).0) / (9.0 * 0.002) - 1.0).abs() < 1e-6, "{took:?}");
     assert!((used.busy.0 / took.0 - 1.0).abs() < 1e-6 && used.idle.0 < 1e-9, "{used:?}");
-    // Who comes while a step is computed is in the one after the next.
+    // Who comes while a step is computed is in the next one.
     let late = Arrival { at: Seconds(1e-5), ..one };
     let steps = |at: Arrival| peer.run_counted(TurnOrder::FirstCome, &[one, at]).used[0].steps;
-    assert_eq!((steps(one), steps(late)), (10, 11));
+    assert_eq!((steps(one), steps(late)), (10, 10));
     let whole = peer.run(TurnOrder::Doubling, &[Arrival { at: Seconds(0.0), asked: long }]);
     assert_eq!(whole, [peer.alone(long)]);
     one_pool_is_shared_by_the_quotas(models);
