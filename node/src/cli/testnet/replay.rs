@@ -3,6 +3,8 @@
 
 mod asking;
 mod compared;
+mod fresh_traces;
+mod request_log;
 mod simulated;
 mod terms;
 mod together;
@@ -14,7 +16,7 @@ use crate::{
         bench::serve::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
-            client::{BenchTarget, Endpoint},
+            client::{BenchTarget, Endpoint, RequestOutcome},
             report::Metric,
         },
         decimal,
@@ -26,23 +28,24 @@ use crate::{
     hardware::cores::Cores,
     view::{PeerView, SwarmView},
 };
-use asking::Asking;
+use asking::{Asking, TraceRun};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use compared::ReplayComparison;
+use request_log::RequestLog;
 use serde_json::json;
 use simulated::{Hosts, SimulatedReplay, SwarmViews};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use terms::{GatewayTotals, LatencyTerms};
-use tsnode_protocol::{ModelCard, ModelId};
+use tsnode_protocol::{ModelCard, ModelId, PeerId};
 use tsnode_simulator::trace;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
 
 /// How long a setting may take to be known, and between looks.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
-/// Between looks at which plan is in force.
+/// Between looks at which plan is in force, and at which requests have ended.
 const PLAN_LOOK: Duration = Duration::from_secs(2);
 
 pub(super) fn command() -> Command {
@@ -127,6 +130,13 @@ pub(super) fn command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .help("Draw both times' percentiles (SVG)"),
         )
+        .arg(
+            Arg::new("requests")
+                .long("requests")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("Write each request of the trace there, live and simulated (CSV)"),
+        )
         .arg(switch("keep", "Leave the peers' logs, however it ends"))
         .arg(json_flag())
 }
@@ -138,6 +148,9 @@ fn cores(text: &str) -> Result<Cores, String> {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let svg = matches.get_one::<PathBuf>("svg").map(|file| serve::drawable(file).map(|()| file)).transpose()?;
+    let requests = matches.get_one::<PathBuf>("requests");
+    // Found out before anything runs.
+    requests.map_or(Ok(()), |file| written(file, ""))?;
     let trace = TestnetTrace::read(matches)?;
     let mut config = config(settings, matches)?;
     let hosts = stated(&mut config, matches)?;
@@ -150,8 +163,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let folder = net.folder().to_owned();
     let ended = interrupts.down(net).await;
     let keeps = is_set(matches, "keep") || replayed.is_err() || ended.is_err();
-    let compared = match replayed {
-        Ok(compared) => compared,
+    let (compared, log) = match replayed {
+        Ok(replayed) => replayed,
         Err(error) => {
             return Err(Exit::new(error.kind, format!("{}; logs are in {}", error.message, folder.display())));
         }
@@ -162,7 +175,10 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))?;
     }
     if let Some(file) = svg {
-        std::fs::write(file, compared.svg()).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
+        written(file, &compared.svg())?;
+    }
+    if let (Some(file), Some(log)) = (requests, log) {
+        written(file, &log)?;
     }
     if is_set(matches, "json") {
         output::print_json(&compared.json())?;
@@ -175,6 +191,10 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     // What was measured is told first.
     ended?;
     compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
+}
+
+fn written(file: &Path, text: &str) -> Result<(), Exit> {
+    std::fs::write(file, text).map_err(|e| Exit::file(ExitKind::Other, file, &e))
 }
 
 /// What is replayed.
@@ -235,13 +255,14 @@ fn stated(config: &mut TestnetConfig, matches: &ArgMatches) -> Result<Hosts, Exi
     Hosts::new(named).map_err(|why| Exit::new(ExitKind::Usage, format!("--cores: {why}")))
 }
 
+/// A comparison, and its requests where they are asked for.
 async fn replayed(
     settings: &Settings,
     matches: &ArgMatches,
     net: &Testnet,
     (trace, hosts): (TestnetTrace, &Hosts),
     interrupts: &mut Interrupts,
-) -> Result<ReplayComparison, Exit> {
+) -> Result<(ReplayComparison, Option<String>), Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
     let asked = peers.last().ok_or_else(|| Exit::new(ExitKind::Other, "no peers to ask"))?;
@@ -277,20 +298,74 @@ async fn replayed(
     let before = asking.target.peer.view().await?;
     let counted_before = counted(&asking.target.peer).await?;
     let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
-    let mut in_force = PlansInForce::since(before.clone());
+    let log = if matches.contains_id("requests") {
+        Some(RequestLog::begun(&asking.target.peer, trace.planned.len()).await?)
+    } else {
+        None
+    };
+    let mut watch = TraceWatch { in_force: PlansInForce::since(before.clone()), log };
     let replayed = tokio::select! {
         // A signal ends the trace with what there is.
         replayed = asking.trace(&trace.planned, &bar, interrupts.next()) => replayed,
-        () = in_force.watch(&asking.target.peer) => Err(Exit::new(ExitKind::Other, "nobody looks at the plan any more")),
+        () = watch.looks(&asking.target.peer) => Err(Exit::new(ExitKind::Other, "nobody looks at the plan any more")),
     };
     bar.finish_and_clear();
-    let (live, processor) = replayed?;
+    let TraceRun { report: live, outcomes, processors } = replayed?;
     let counted_after = counted(&asking.target.peer).await?;
     let terms = LatencyTerms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
+    let TraceWatch { in_force, log } = watch;
     let views = SwarmViews { before: &before, in_force: in_force.longest().unwrap_or(&before) };
     let simulated = SimulatedReplay::new(&views, &peers, hosts, &alone, &trace.planned)?;
-    let replanned = in_force.are_several();
-    Ok(ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
+    let requests = match log {
+        Some(log) => Some(requests(log, (&trace.planned, &outcomes), &simulated, &peers).await),
+        None => None,
+    };
+    let (replanned, processor) = (in_force.are_several(), processors);
+    let compared = ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor };
+    Ok((compared, requests))
+}
+
+/// The trace's requests, live and simulated, once all have ended.
+async fn requests(
+    mut log: RequestLog<'_>,
+    (planned, outcomes): (&[PlannedRequest], &[RequestOutcome]),
+    simulated: &SimulatedReplay,
+    peers: &[PeerInfo],
+) -> String {
+    let last = log.look().await;
+    let live = log.ended();
+    let missed = live.missed(outcomes);
+    if missed > 0 {
+        let why = last.err().map_or_else(String::new, |error| format!(": {}", error.message));
+        note!("tsnode: note: of {missed} requests nothing is known of where they ran and waited{why}");
+    }
+    let name = |peer: PeerId| {
+        let id = peer.to_string();
+        peers.iter().find(|known| known.id == id).map_or(id, |known| known.name.clone())
+    };
+    live.csv(planned, outcomes, simulated, name)
+}
+
+/// What is looked at while the trace runs.
+struct TraceWatch<'p> {
+    in_force: PlansInForce,
+    log: Option<RequestLog<'p>>,
+}
+
+impl TraceWatch<'_> {
+    /// Looks now and then; it does not end. Who is too busy to answer is asked again.
+    async fn looks(&mut self, peer: &PeerClient) {
+        loop {
+            tokio::time::sleep(PLAN_LOOK).await;
+            if let Ok(view) = peer.view().await {
+                self.in_force.seen(view);
+            }
+            if let Some(log) = &mut self.log {
+                // What was not told this time is asked for the next.
+                let _ = log.look().await;
+            }
+        }
+    }
 }
 
 /// The swarm as it was seen with each of its plans, and how often. Once gateways have said what they are asked for a plan is made for that.
@@ -301,17 +376,11 @@ impl PlansInForce {
         Self(vec![(view, 0)])
     }
 
-    /// Looks now and then; it does not end.
-    async fn watch(&mut self, peer: &PeerClient) {
-        loop {
-            tokio::time::sleep(PLAN_LOOK).await;
-            // Who is too busy to answer is asked again.
-            let Ok(view) = peer.view().await else { continue };
-            match self.0.iter_mut().find(|(known, _)| known.plan_id == view.plan_id) {
-                Some((_, times)) => *times += 1,
-                None if view.plan.is_some() => self.0.push((view, 1)),
-                None => {}
-            }
+    fn seen(&mut self, view: SwarmView) {
+        match self.0.iter_mut().find(|(known, _)| known.plan_id == view.plan_id) {
+            Some((_, times)) => *times += 1,
+            None if view.plan.is_some() => self.0.push((view, 1)),
+            None => {}
         }
     }
 

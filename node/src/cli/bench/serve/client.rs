@@ -19,6 +19,8 @@ use tokio::{
 
 /// Most of a refusal that is read (bytes).
 const REFUSAL_BYTES: usize = 1 << 16;
+/// Longest name of a request that is kept (bytes).
+const ID_BYTES: usize = 128;
 
 /// The paths that are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +59,12 @@ impl BenchTarget {
         if !response.status().is_success() {
             return Err(refusal(response).await);
         }
+        let request = request_id(&response);
         let (mut pieces, mut reader) = (response.bytes_stream(), EventReader::default());
         while let Some(piece) = pieces.next().await {
             reader.take(&piece.map_err(broken)?, sent.elapsed())?;
         }
-        reader.end()
+        Ok(TimedAnswer { request, ..reader.end()? })
     }
 
     fn body(&self, prompt: Value, most: u32) -> Value {
@@ -81,6 +84,12 @@ impl BenchTarget {
         }
         body
     }
+}
+
+/// What a server calls the request that it answers.
+fn request_id(response: &Response) -> Option<String> {
+    let id = response.headers().get("x-request-id")?.to_str().ok()?;
+    (id.len() <= ID_BYTES).then(|| id.to_owned())
 }
 
 /// What a server says that refuses.

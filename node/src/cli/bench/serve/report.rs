@@ -306,6 +306,7 @@ mod tests {
             gaps: vec![n * MS / 10; 4],
             prompt_tokens: Some(10),
             answer_tokens: Some(5),
+            request: None,
         };
         let outcomes = (1..=100).map(|n| outcome(n, Ok(answer(n)))).collect();
         Run { outcomes, took: Duration::from_secs(10), peak: 3, ..Run::default() }

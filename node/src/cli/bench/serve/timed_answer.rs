@@ -50,6 +50,8 @@ pub(in crate::cli) struct TimedAnswer {
     pub prompt_tokens: Option<u64>,
     /// Tokens of the answer, as the server says.
     pub answer_tokens: Option<u64>,
+    /// What the server calls the request (`x-request-id`).
+    pub request: Option<String>,
 }
 
 impl TimedAnswer {
@@ -192,6 +194,7 @@ mod tests {
             gaps: vec![10 * MS],
             prompt_tokens: Some(9),
             answer_tokens: Some(3),
+            request: None,
         };
         assert_eq!((answer.tokens(), answer.per_token()), (3, Some(15 * MS / 2)));
         assert_eq!(answer, expected);

@@ -2,29 +2,23 @@
 //! is what peers lose to each other; and then the trace.
 
 use super::{
+    fresh_traces::FreshTraces,
     simulated::{Alone, AskedAlone},
     together::{AskedTogether, ComputedRequest},
 };
-use crate::{
-    cli::{
-        ask::PeerClient,
-        bench::serve::{
-            arrivals::PlannedRequest,
-            client::{BenchTarget, LoadBounds, Run, load},
-            prompts::{PromptContent, Prompts},
-            report::Report,
-        },
-        exit::{Exit, ExitKind},
+use crate::cli::{
+    bench::serve::{
+        arrivals::PlannedRequest,
+        client::{BenchTarget, LoadBounds, RequestOutcome, Run, load},
+        prompts::{PromptContent, Prompts},
+        report::Report,
     },
-    gateway::Trace,
+    exit::{Exit, ExitKind},
 };
 use indicatif::ProgressBar;
-use serde::Deserialize;
-use std::collections::BTreeSet;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::RequestId;
 use tsnode_testnet::Testnet;
 
 /// Requests asked one after another before the trace, for each peer with a model: what a step and a request take beside their layers.
@@ -53,6 +47,15 @@ pub(super) struct Asking<'n> {
     pub seed: u64,
 }
 
+/// What came of the trace.
+pub(super) struct TraceRun {
+    pub report: Report,
+    /// In order of their ends.
+    pub outcomes: Vec<RequestOutcome>,
+    /// Processors that were used, on average.
+    pub processors: f64,
+}
+
 impl Asking<'_> {
     /// Requests as long as the trace's median one to so many peers: one after another, then up to `at_once` of them, whom processors of
     /// their own compute, and then for a while nothing.
@@ -64,7 +67,7 @@ impl Asking<'_> {
     ) -> Result<Alone, Exit> {
         let peers = peers.max(1);
         let [mut short, mut long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context).map(LoneSeries::of);
-        let mut traces = FreshTraces { peer: &self.target.peer, known: BTreeSet::new() };
+        let mut traces = FreshTraces::new(&self.target.peer);
         // The first of each peer finds cold caches, and is not counted.
         self.all(self.seed ^ 1, short.part(0, peers), ONE, pending(), |_, _| {}).await;
         // In turns: a while in which all is slower is not to be one length's alone.
@@ -74,7 +77,7 @@ impl Asking<'_> {
                 let seed = !self.seed ^ (2 * turn + n) as u64;
                 let run = self.all(seed, series.part(turn, peers), ONE, pending(), |_, _| {}).await;
                 series.add(run, self.used() - before);
-                series.computed.extend(traces.next(peers).await?);
+                traces.each(peers, |trace| series.computed.extend(ComputedRequest::of(&trace))).await?;
             }
         }
         let asked = [short.ended()?, long.ended()?];
@@ -101,20 +104,22 @@ impl Asking<'_> {
             for round in 0..ROUNDS {
                 let seed = !self.seed ^ (((at_once as u64) << 32) | round as u64);
                 took += self.all(seed, &planned, bounds, pending(), |_, _| {}).await.took;
-                rounds.push(traces.next(at_once).await?);
+                let mut computed = Vec::new();
+                traces.each(at_once, |trace| computed.extend(ComputedRequest::of(&trace))).await?;
+                rounds.push(computed);
             }
             all.push(AskedTogether { at_once, answer: request.answer, rounds, took });
         }
         Ok(all)
     }
 
-    /// The trace's requests at their times, and how many processors were used.
+    /// The trace's requests at their times.
     pub async fn trace(
         &self,
         planned: &[PlannedRequest],
         bar: &ProgressBar,
         stop: impl Future<Output = ()>,
-    ) -> Result<(Report, f64), Exit> {
+    ) -> Result<TraceRun, Exit> {
         let last = planned.last().map_or(Duration::ZERO, |request| request.at);
         let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
         let before = self.used();
@@ -126,7 +131,7 @@ impl Asking<'_> {
         let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
         let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
         answered(&report, "no request of the trace was answered")?;
-        Ok((report, processors))
+        Ok(TraceRun { report, outcomes: run.outcomes, processors })
     }
 
     async fn all(
@@ -145,38 +150,6 @@ impl Asking<'_> {
     fn used(&self) -> f64 {
         let peers = (0..self.net.peers().len()).filter_map(|n| self.net.usage(n)).map(|(_, seconds)| seconds);
         peers.sum::<f64>() + tsnode_testnet::own_processor_time().unwrap_or(0.0)
-    }
-}
-
-/// What the gateway that is asked says of requests that have ended.
-struct FreshTraces<'p> {
-    peer: &'p PeerClient,
-    known: BTreeSet<RequestId>,
-}
-
-/// What `/api/requests` lists, newest first.
-#[derive(Deserialize)]
-struct ListedRequests {
-    requests: Vec<ListedRequest>,
-}
-
-#[derive(Deserialize)]
-struct ListedRequest {
-    request: RequestId,
-}
-
-impl FreshTraces<'_> {
-    /// Where the newest were computed, so many at most, of which it was not asked before.
-    async fn next(&mut self, most: usize) -> Result<Vec<ComputedRequest>, Exit> {
-        let ListedRequests { requests } = self.peer.get("/api/requests").await?;
-        let mut computed = Vec::new();
-        for ListedRequest { request } in requests.into_iter().take(most) {
-            if self.known.insert(request) {
-                let trace: Trace = self.peer.get(&format!("/api/requests/{request}")).await?;
-                computed.extend(ComputedRequest::of(&trace));
-            }
-        }
-        Ok(computed)
     }
 }
 

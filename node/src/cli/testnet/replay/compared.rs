@@ -284,6 +284,7 @@ mod tests {
             gaps: vec![n * MS / 4; 4],
             prompt_tokens: Some(10),
             answer_tokens: Some(5),
+            request: None,
         };
         let outcome = |n: u32| RequestOutcome { index: n as usize, late: MS, answer: Ok(answer(n)) };
         let run = Run {
@@ -307,7 +308,8 @@ mod tests {
         let (terms, outcome) = (Some(LatencyTerms::simulated(&outcome(1.0), 0.0)), outcome(times));
         let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
         let (overheads, contention) = (Overheads::default(), Contention::default());
-        let simulated = SimulatedReplay { overheads, contention, groups, processors: 2.0, busy: 0.5, outcome };
+        let (processors, busy, leaders) = (2.0, 0.5, Vec::new());
+        let simulated = SimulatedReplay { overheads, contention, groups, processors, busy, outcome, leaders };
         let live = Report::new(&run, |_| 10, Vec::new());
         ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
     }

@@ -16,7 +16,10 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     members::Members,
-    policy::{choice::Dispatch, routing::Asked},
+    policy::{
+        choice::Dispatch,
+        routing::{Asked, MachineNo},
+    },
     replay::machines::{Arrival, Contention, Outcome, ReplayTrace},
 };
 use tsnode_protocol::{Advert, DeviceKind, PeerId, Phase, Plan, Seconds};
@@ -220,6 +223,18 @@ pub(super) struct SimulatedReplay {
     /// Processors that compute, on average.
     pub busy: f64,
     pub outcome: Outcome,
+    /// Who leads each group, in the order of the machines.
+    pub leaders: Vec<Option<PeerId>>,
+}
+
+/// One of the trace's requests in the simulator.
+pub(super) struct SimulatedRequest<'r> {
+    pub trace: &'r ReplayTrace,
+    /// Who computed its prompt and who its answer.
+    pub peers: [Option<PeerId>; 2],
+    /// From its coming to its first token and to its end, as who asked sees it (s).
+    pub first: f64,
+    pub whole: f64,
 }
 
 impl SimulatedReplay {
@@ -249,14 +264,24 @@ impl SimulatedReplay {
             (requests.max(mean.0), tokens.max(mean.1))
         });
         let left = overheads.left(&hosts.cores, requests, each);
-        let (outcome, groups) = simulated(views.in_force, peers, hosts, |live, run| {
+        let (outcome, groups, leaders) = simulated(views.in_force, peers, hosts, |live, run| {
             let (step, contention) = (overheads.step, contention.clone());
             let outcome = live.run(&arrivals, &LivePlanRun { step, left, contention, ..run });
             let count = |phase| live.groups().iter().filter(|g| g.phase == phase).count();
-            (outcome, [Phase::Prefill, Phase::Decode, Phase::Mixed].map(|phase| (phase, count(phase))))
+            let groups = [Phase::Prefill, Phase::Decode, Phase::Mixed].map(|phase| (phase, count(phase)));
+            (outcome, groups, live.groups().iter().map(|g| g.stages.first().map(|stage| stage.peer)).collect())
         })?;
-        let busy = outcome.busy.iter().sum();
-        Ok(Self { overheads, contention, groups: groups.to_vec(), processors: hosts.processors(), busy, outcome })
+        let (processors, busy) = (hosts.processors(), outcome.busy.iter().sum());
+        Ok(Self { overheads, contention, groups: groups.to_vec(), processors, busy, outcome, leaders })
+    }
+
+    /// The n-th of the trace.
+    pub fn request(&self, n: usize) -> Option<SimulatedRequest<'_>> {
+        let trace = self.outcome.traces.get(n)?;
+        let leader = |machine: MachineNo| self.leaders.get(machine.0 as usize).copied().flatten();
+        let peers = trace.route.map_or([None; 2], |route| [route.prompt, route.answer].map(leader));
+        let (first, whole) = seen(trace, &self.overheads);
+        Some(SimulatedRequest { trace, peers, first, whole })
     }
 
     /// The time that a share of the requests does not pass (s).
@@ -327,9 +352,7 @@ fn arrival(at: f64, prompt: u32, answer: u32) -> Arrival {
 fn sorted(outcome: &Outcome, metric: Metric, beside: &Overheads) -> Sorted {
     let ended = outcome.traces.iter().filter(|t| t.end.is_finite());
     let of = |t: &ReplayTrace| {
-        let first = (t.first - t.arrival.at + beside.request).0;
-        // Nobody has the end before the first token.
-        let whole = (t.end - t.arrival.at + beside.whole).0.max(first);
+        let (first, whole) = seen(t, beside);
         match (metric, t.arrival.asked.answer) {
             (Metric::Ttft, _) => first,
             (Metric::E2el, _) => whole,
@@ -340,14 +363,43 @@ fn sorted(outcome: &Outcome, metric: Metric, beside: &Overheads) -> Sorted {
     Sorted::new(ended.map(of))
 }
 
+/// From a request's coming to its first token and to its end, as who asked sees it (s).
+fn seen(t: &ReplayTrace, beside: &Overheads) -> (f64, f64) {
+    let first = (t.first - t.arrival.at + beside.request).0;
+    // Nobody has the end before the first token.
+    (first, (t.end - t.arrival.at + beside.whole).0.max(first))
+}
+
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::cli::bench::serve::{
         client::{RequestOutcome, Run},
         timed_answer::TimedAnswer,
     };
     use std::time::Duration;
+    use tsnode_coordinator::policy::routing::RoutingDecision;
+
+    /// A request that came then, waited 100 ms, had its first token after 200 more, and its end a second later.
+    pub fn traced(at: f64) -> ReplayTrace {
+        let [arrived, prompt_start, first, end] = [0.0, 0.1, 0.3, 1.3].map(|after| Seconds(at + after));
+        let arrival = arrival(arrived.0, 61, 41);
+        let route = Some(RoutingDecision::whole(MachineNo(0), MachineNo(1)));
+        ReplayTrace { arrival, route, prompt_start, first, answer_start: first, end, sending: Seconds(0.0) }
+    }
+
+    /// These requests on a group for prompts and one for answers, with 10 ms beside steps to a first token and 5 to an end.
+    pub fn replay(traces: Vec<ReplayTrace>) -> SimulatedReplay {
+        SimulatedReplay {
+            overheads: Overheads { request: Seconds(0.01), whole: Seconds(0.005), ..Overheads::default() },
+            contention: Contention::default(),
+            groups: vec![(Phase::Prefill, 1), (Phase::Decode, 1)],
+            processors: 2.0,
+            busy: 0.5,
+            outcome: Outcome { traces, ..Outcome::default() },
+            leaders: [8, 9].map(|n| Some(PeerId([n; 32]))).to_vec(),
+        }
+    }
 
     #[test]
     fn processors_are_the_same_or_others() {
