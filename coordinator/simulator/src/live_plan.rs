@@ -83,6 +83,8 @@ pub struct LivePlanRun {
     pub split: SplitChoice,
     /// What each step takes beside its layers.
     pub step: Seconds,
+    /// So many times as long as profiles say takes what of a step grows with its prompts.
+    pub prompts: f64,
     /// Processors of each host.
     pub cores: Vec<f64>,
     /// As many of them as what is done beside steps leaves.
@@ -170,7 +172,7 @@ impl<'a> LivePlan<'a> {
             let places = BatcherConfig::default().max_running;
             let batching = self.batches(config).batching(MachineRoom { places, ..room });
             let cost = Pipeline::new(problem, config).reading_once();
-            Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
+            Machine { batching, cost: Arc::new(Stepped { cost, step: how.step, prompts: how.prompts }) }
         };
         let parts = ReplayPlan::new(&mut evaluator, &groups, &evaluation, &machine);
         let simulation = match how.split {
@@ -264,20 +266,33 @@ impl<'a> LivePlan<'a> {
     }
 }
 
-/// Steps that take a while beside what they compute.
+/// Steps that take a while beside what they compute, and whose prompts take longer than profiles say, or less.
 #[derive(Debug)]
 struct Stepped {
     cost: Pipeline,
     step: Seconds,
+    prompts: f64,
+}
+
+impl Stepped {
+    /// A time that a batch takes, of which what grows with its prompts takes so many times as long.
+    fn grown(&self, batch: &Batch, time: impl Fn(&Batch) -> Seconds) -> Seconds {
+        let whole = time(batch);
+        if batch.prompts == 0 {
+            return whole;
+        }
+        let fixed = time(&Batch { prompt_tokens: 0, prompt_squares: 0, ..*batch });
+        fixed + (whole - fixed) * self.prompts
+    }
 }
 
 impl IterationCost for Stepped {
     fn iteration(&self, batch: &Batch) -> Seconds {
-        self.cost.iteration(batch) + self.step
+        self.grown(batch, |batch| self.cost.iteration(batch)) + self.step
     }
 
     fn delay(&self, batch: &Batch) -> Seconds {
-        self.cost.delay(batch)
+        self.grown(batch, |batch| self.cost.delay(batch))
     }
 
     fn stages(&self) -> usize {
@@ -285,7 +300,7 @@ impl IterationCost for Stepped {
     }
 
     fn stage(&self, place: usize, batch: &Batch) -> Seconds {
-        self.cost.stage(place, batch)
+        self.grown(batch, |batch| self.cost.stage(place, batch))
     }
 
     fn kv_transfer(&self, place: usize, batch: &Batch) -> Seconds {

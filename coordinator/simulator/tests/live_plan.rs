@@ -46,7 +46,8 @@ fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u
 fn usual() -> LivePlanRun {
     let (dispatch, split) = (Dispatch::Live, SplitChoice::Always);
     let (cores, contention) = (vec![1.0], Contention::default());
-    LivePlanRun { dispatch, split, step: Seconds(0.0), left: cores.clone(), cores, hosts: BTreeMap::new(), contention }
+    let (step, left, hosts) = (Seconds(0.0), cores.clone(), BTreeMap::new());
+    LivePlanRun { dispatch, split, step, prompts: 1.0, left, cores, hosts, contention }
 }
 
 /// One request alone: four layers by their profile, and behind them the output head by the device's speeds.
@@ -68,6 +69,24 @@ fn a_request_alone_takes_what_profiles_say() {
         let whole = first + step(101.0) + step(102.0) + 3.0 * overhead;
         assert!((trace.end.0 / whole - 1.0).abs() < 1e-9, "{trace:?}, not {whole}");
     }
+}
+
+/// Three times as long for each token of a prompt: what every prompt takes, and answers, are as they were.
+#[test]
+fn prompts_grow_as_they_were_measured_to() {
+    let adverts = swarm(1);
+    let plan = planned(&adverts);
+    let times = |prompts: f64, tokens: u32| {
+        let trace = run(&adverts, &plan, &[(0.0, tokens, 9)], &LivePlanRun { prompts, ..usual() }).traces[0];
+        (trace.first.0, (trace.end - trace.first).0)
+    };
+    let ((short, answer), (long, _)) = (times(1.0, 50), times(1.0, 100));
+    let ((short_grown, same), (long_grown, _)) = (times(3.0, 50), times(3.0, 100));
+    let ((fixed, _), (as_fixed, _)) = (times(0.0, 50), times(0.0, 100));
+    assert!((fixed / as_fixed - 1.0).abs() < 1e-9 && fixed > 0.0, "{fixed} and {as_fixed}");
+    assert!(((short_grown - fixed) / (short - fixed) - 3.0).abs() < 1e-6, "{short}, {short_grown}, {fixed}");
+    assert!(((long_grown - fixed) / (long - fixed) - 3.0).abs() < 1e-6, "{long}, {long_grown}, {fixed}");
+    assert!((same / answer - 1.0).abs() < 1e-9, "{same} and {answer}");
 }
 
 /// A group for prompts and one for answers.

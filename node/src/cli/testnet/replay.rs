@@ -2,6 +2,7 @@
 //! profiles: each figure of both, side by side.
 
 mod asking;
+mod calibration;
 mod compared;
 mod fresh_traces;
 mod request_log;

@@ -2,8 +2,8 @@
 //! is what peers lose to each other; and then the trace.
 
 use super::{
+    calibration::{Alone, AskedAlone},
     fresh_traces::FreshTraces,
-    simulated::{Alone, AskedAlone},
     together::{AskedTogether, ComputedRequest},
 };
 use crate::cli::{
@@ -27,6 +27,12 @@ const ALONE: usize = 4;
 /// than their first token is on its way.
 const MOST_ALONE: usize = 24;
 const ANSWERS_ALONE: [u32; 2] = [24, 72];
+/// How much longer than the trace's median prompt its longer ones are at least where some of these are asked alone, too, and the part of the
+/// trace's prompts that are no longer than these.
+const LONGER: f64 = 1.25;
+const LONGER_SHARE: f64 = 0.9;
+/// Pairs of lengths that are asked alone.
+const LENGTHS_ALONE: usize = 3;
 /// Rounds of requests at once, of each number, and how many at once at most.
 const ROUNDS: usize = 8;
 const MOST_TOGETHER: usize = 16;
@@ -57,7 +63,7 @@ pub(super) struct TraceRun {
 }
 
 impl Asking<'_> {
-    /// Requests as long as the trace's median one to so many peers: one after another, then up to `at_once` of them, whom processors of
+    /// Requests as long as the trace's median one, and some with longer prompts, to so many peers: one after another, then up to `at_once` of them, whom processors of
     /// their own compute, and then for a while nothing.
     pub async fn alone(
         &self,
@@ -66,28 +72,32 @@ impl Asking<'_> {
         context: u32,
     ) -> Result<Alone, Exit> {
         let peers = peers.max(1);
-        let [mut short, mut long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context).map(LoneSeries::of);
+        let requests = (ALONE * peers).min(MOST_ALONE);
+        let mut usual = alone(trace, requests, context).map(LoneSeries::of);
+        let mut longer = longer_alone(trace, requests, context).map(LoneSeries::of);
         let mut traces = FreshTraces::new(&self.target.peer);
         // The first of each peer finds cold caches, and is not counted.
-        self.all(self.seed ^ 1, short.part(0, peers), ONE, pending(), |_, _| {}).await;
+        self.all(self.seed ^ 1, usual[0].part(0, peers), ONE, pending(), |_, _| {}).await;
         // In turns: a while in which all is slower is not to be one length's alone.
-        for turn in 0..short.planned.len().div_ceil(peers) {
-            for (n, series) in [&mut short, &mut long].into_iter().enumerate() {
+        for turn in 0..requests.div_ceil(peers) {
+            for (n, series) in usual.iter_mut().chain(&mut longer).enumerate() {
                 let before = self.used();
-                let seed = !self.seed ^ (2 * turn + n) as u64;
+                let seed = !self.seed ^ (LENGTHS_ALONE * turn + n) as u64;
                 let run = self.all(seed, series.part(turn, peers), ONE, pending(), |_, _| {}).await;
                 series.add(run, self.used() - before);
                 traces.each(peers, |trace| series.computed.extend(ComputedRequest::of(&trace))).await?;
             }
         }
+        let [short, long] = usual;
         let asked = [short.ended()?, long.ended()?];
+        let longer = longer.map(LoneSeries::ended).transpose()?;
         let together = match asked[1].planned.first() {
             Some(request) => self.together(*request, at_once, &mut traces).await?,
             None => Vec::new(),
         };
         let before = self.used();
         tokio::time::sleep(IDLE).await;
-        Ok(Alone { asked, together, idle: (self.used() - before) / IDLE.as_secs_f64() })
+        Ok(Alone { asked, longer, together, idle: (self.used() - before) / IDLE.as_secs_f64() })
     }
 
     /// Rounds of requests that come at the same time and end before the next do.
@@ -201,12 +211,27 @@ fn answered(report: &Report, what: &str) -> Result<(), Exit> {
 
 /// Requests with prompts as long as the trace's median one and shorter answers, and as many with longer ones, to be asked one after another.
 fn alone(planned: &[PlannedRequest], requests: usize, context: u32) -> [Vec<PlannedRequest>; 2] {
+    let answers = ANSWERS_ALONE.map(|tokens| tokens.min(context / 2).max(1));
+    let prompt = prompt_at(planned, 0.5, context.saturating_sub(answers[1]));
+    answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
+}
+
+/// As many with prompts as long as the trace's longer ones and the shorter answers; none where these are hardly longer: what they would take
+/// more is chance.
+fn longer_alone(planned: &[PlannedRequest], requests: usize, context: u32) -> Option<Vec<PlannedRequest>> {
+    let [usual, _] = alone(planned, 1, context);
+    let PlannedRequest { at, prompt: shorter, answer } = *usual.first()?;
+    let prompt = prompt_at(planned, LONGER_SHARE, context.saturating_sub(answer));
+    let is_longer = f64::from(prompt) >= f64::from(shorter) * LONGER;
+    is_longer.then(|| vec![PlannedRequest { at, prompt, answer }; requests])
+}
+
+/// Tokens of the prompt that a share of the trace's does not pass, where there is room for so many.
+fn prompt_at(planned: &[PlannedRequest], share: f64, room: u32) -> u32 {
     let mut prompts: Vec<u32> = planned.iter().map(|p| p.prompt).collect();
     prompts.sort_unstable();
-    let answers = ANSWERS_ALONE.map(|tokens| tokens.min(context / 2).max(1));
-    let room = context.saturating_sub(answers[1]).max(1);
-    let prompt = prompts.get(prompts.len() / 2).map_or(1, |tokens| (*tokens).min(room));
-    answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
+    let place = (prompts.len() as f64 * share) as usize;
+    prompts.get(place).map_or(1, |tokens| (*tokens).min(room.max(1)))
 }
 
 /// How many are asked at once, one number after another: the most, and twice as many each time until there.
@@ -235,5 +260,20 @@ mod tests {
         assert_eq!(lengths(1024), [(3, 900, 24), (3, 900, 72)]);
         assert_eq!(lengths(100), [(3, 50, 24), (3, 50, 50)]);
         assert_eq!(lengths(1), [(3, 1, 1); 2]);
+    }
+
+    #[test]
+    fn longer_prompts_are_asked_alone_where_the_trace_has_them() {
+        let trace = |longest: u32| -> Vec<PlannedRequest> {
+            let prompts = (0..20).map(|n| if n < 16 { 100 } else { longest });
+            prompts.map(|prompt| PlannedRequest { at: Duration::ZERO, prompt, answer: 5 }).collect()
+        };
+        let longer = |longest, context| {
+            longer_alone(&trace(longest), 3, context).map(|all| (all.len(), all[0].prompt, all[0].answer))
+        };
+        assert_eq!(longer(400, 4096), Some((3, 400, 24)));
+        assert_eq!(longer(400, 200), Some((3, 176, 24)), "as long as there is room");
+        assert_eq!(longer(124, 4096), None, "hardly longer");
+        assert_eq!(longer_alone(&[], 3, 4096), None);
     }
 }

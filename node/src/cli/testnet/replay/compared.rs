@@ -1,6 +1,7 @@
 //! What came of a replay, live and simulated: a row for each figure, and how far the simulator is off.
 
 use super::{
+    calibration::{Calibration, PromptGrowth, SignedOverheads},
     simulated::SimulatedReplay,
     terms::{LatencyTerm, LatencyTerms},
 };
@@ -81,7 +82,8 @@ impl ReplayComparison {
 
     /// Lines before the table.
     pub fn lines(&self) -> Vec<String> {
-        let SimulatedReplay { overheads, groups, processors, busy, .. } = &self.simulated;
+        let SimulatedReplay { calibration, groups, processors, busy, .. } = &self.simulated;
+        let overheads = &calibration.overheads;
         let phases: Vec<String> =
             groups.iter().filter(|(_, count)| *count > 0).map(|(phase, count)| format!("{count} {phase}")).collect();
         let mut lines = vec![format!("{} on groups: {}", self.trace, phases.join(", "))];
@@ -99,6 +101,8 @@ impl ReplayComparison {
             time(overheads.request.0),
             time(overheads.whole.0)
         ));
+        lines.extend(self.signed());
+        lines.push(self.grown());
         lines.push(format!(
             "beside steps {:.2} processors are used while nothing is asked, and {} of one for each request and {} for each token",
             overheads.idle,
@@ -118,6 +122,32 @@ impl ReplayComparison {
             lines.push(format!("on average a request's time went, live and simulated, into {}", all.join(", ")));
         }
         lines
+    }
+
+    /// What of that was taken for nought because it was measured to be less.
+    fn signed(&self) -> Option<String> {
+        let SignedOverheads { step, request, whole } = self.simulated.calibration.signed;
+        (step.min(request).min(whole) < 0.0).then(|| {
+            let [step, request, whole] = [step, request, whole].map(time);
+            format!(
+                "that is with nothing for what is less: measured were {step} for a step, {request} to a first token and {whole} to an end"
+            )
+        })
+    }
+
+    /// What longer prompts were measured to take.
+    fn grown(&self) -> String {
+        let Some(growth) = self.simulated.calibration.growth else {
+            return "prompts are not known to grow otherwise than profiles say: those of another length were not asked alone, or say nothing"
+                .into();
+        };
+        let PromptGrowth { tokens: [usual, longer], live, simulated, times } = growth;
+        format!(
+            "prompts of {longer} tokens take {} longer than those of {usual}, by profiles {}: what grows with them takes {times:.2} times \
+             as long as profiles say",
+            time(live),
+            time(simulated)
+        )
     }
 
     /// Processors that computed at once, and how many times as long as alone prompts took then, and steps of answers.
@@ -145,8 +175,8 @@ impl ReplayComparison {
 
     /// Where requests' time went, live and simulated.
     fn both(&self) -> Option<(LatencyTerms, LatencyTerms)> {
-        let SimulatedReplay { outcome, overheads, .. } = &self.simulated;
-        Some((self.terms?, LatencyTerms::simulated(outcome, overheads.whole.0)))
+        let SimulatedReplay { outcome, calibration, .. } = &self.simulated;
+        Some((self.terms?, LatencyTerms::simulated(outcome, calibration.overheads.whole.0)))
     }
 
     /// By which term a figure is most likely off.
@@ -231,13 +261,20 @@ impl ReplayComparison {
             .into_iter()
             .map(|(busy, prompts, answers)| json!({ "processors": busy, "prompts": prompts, "answers": answers }))
             .collect();
+        let Calibration { overheads, signed, growth } = &self.simulated.calibration;
+        let grown = growth.map(|growth| {
+            let (live, simulated) = (growth.live * 1e3, growth.simulated * 1e3);
+            json!({ "tokens": growth.tokens, "live_ms": live, "simulated_ms": simulated, "times": growth.times })
+        });
         json!({
             "trace": self.trace, "cut_to_context": self.cut, "replanned": self.replanned, "groups": groups,
-            "step_overhead_ms": self.simulated.overheads.step.0 * 1e3,
-            "request_overhead_ms": self.simulated.overheads.request.0 * 1e3,
-            "whole_overhead_ms": self.simulated.overheads.whole.0 * 1e3,
-            "idle_processors": self.simulated.overheads.idle, "token_processor_ms": self.simulated.overheads.token.0 * 1e3,
-            "request_processor_ms": self.simulated.overheads.asked.0 * 1e3, "contention": contention,
+            "step_overhead_ms": overheads.step.0 * 1e3,
+            "request_overhead_ms": overheads.request.0 * 1e3,
+            "whole_overhead_ms": overheads.whole.0 * 1e3,
+            "step_measured_ms": signed.step * 1e3, "request_measured_ms": signed.request * 1e3,
+            "whole_measured_ms": signed.whole * 1e3, "prompt_growth": grown,
+            "idle_processors": overheads.idle, "token_processor_ms": overheads.token.0 * 1e3,
+            "request_processor_ms": overheads.asked.0 * 1e3, "contention": contention,
             "processors": self.simulated.processors, "processors_used": self.processor,
             "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
             "terms": terms, "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
@@ -272,7 +309,6 @@ mod tests {
         replay::machines::{self, Arrival, ContentionCurve, ReplayTrace},
     };
     use tsnode_protocol::{Phase, Seconds};
-    use tsnode_simulator::live_plan::Overheads;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -307,9 +343,9 @@ mod tests {
         };
         let (terms, outcome) = (Some(LatencyTerms::simulated(&outcome(1.0), 0.0)), outcome(times));
         let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
-        let (overheads, contention) = (Overheads::default(), Contention::default());
+        let (calibration, contention) = (Calibration::default(), Contention::default());
         let (processors, busy, leaders) = (2.0, 0.5, Vec::new());
-        let simulated = SimulatedReplay { overheads, contention, groups, processors, busy, outcome, leaders };
+        let simulated = SimulatedReplay { calibration, contention, groups, processors, busy, outcome, leaders };
         let live = Report::new(&run, |_| 10, Vec::new());
         ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
     }
@@ -349,6 +385,25 @@ mod tests {
         assert_eq!(slower.json()["figures"][0]["likely"], json!("prompt_steps"));
         let unknown = ReplayComparison { terms: None, ..slower };
         assert!(unknown.reasons()[0].contains("has counted no requests"), "{:?}", unknown.reasons());
+    }
+
+    #[test]
+    fn what_was_measured_alone_is_told_before_anything_is_left_out_of_it() {
+        let mut found = compared(1.0);
+        let has = |found: &ReplayComparison, begin: &str| found.lines().iter().any(|line| line.starts_with(begin));
+        assert!(!has(&found, "that is with nothing") && has(&found, "prompts are not known to grow"));
+        assert_eq!(found.json()["prompt_growth"], Value::Null);
+        let signed = SignedOverheads { step: -1e-3, request: 2e-3, whole: 2e-3 };
+        let growth = Some(PromptGrowth { tokens: [900, 2300], live: 0.31, simulated: 0.28, times: 1.125 });
+        found.simulated.calibration = Calibration { signed, growth, ..Calibration::default() };
+        assert!(has(
+            &found,
+            "that is with nothing for what is less: measured were -1.0 ms for a step, 2.0 ms to a first"
+        ));
+        let said = "prompts of 2300 tokens take 310.0 ms longer than those of 900, by profiles 280.0 ms: what grows with them takes 1.12";
+        assert!(has(&found, said), "{:?}", found.lines());
+        assert_eq!((&found.json()["step_measured_ms"], &found.json()["step_overhead_ms"]), (&json!(-1.0), &json!(0.0)));
+        assert_eq!(found.json()["prompt_growth"]["times"], json!(1.125));
     }
 
     #[test]
