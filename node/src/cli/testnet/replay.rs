@@ -30,6 +30,7 @@ use crate::{
     view::{PeerView, SwarmView},
 };
 use asking::{Asking, TraceRun};
+use calibration::Alone;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use compared::ReplayComparison;
 use request_log::RequestLog;
@@ -293,10 +294,9 @@ async fn replayed(
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
     let spinner = spinner("asking one request after another, and some at once".into());
     let hosting = (peers.iter().filter(|peer| !peer.gateway).count(), hosts.at_once(&peers, &view));
-    let alone = interrupts.unless(Box::pin(asking.alone(&trace.planned, hosting, card.shape.context))).await;
+    let measured = interrupts.unless(Box::pin(measured(&asking, &trace.planned, hosting, card.shape.context))).await;
     spinner.finish_and_clear();
-    let alone = alone?;
-    let before = asking.target.peer.view().await?;
+    let BeforeTrace { alone, view: before, is_settled } = measured?;
     let counted_before = counted(&asking.target.peer).await?;
     let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
     let log = if matches.contains_id("requests") {
@@ -321,9 +321,42 @@ async fn replayed(
         Some(log) => Some(requests(log, (&trace.planned, &outcomes), &simulated, &peers).await),
         None => None,
     };
-    let (replanned, processor) = (in_force.are_several(), processors);
-    let compared = ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor };
+    let (settled, replanned, processor) = (is_settled, in_force.are_several(), processors);
+    let compared =
+        ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, settled, replanned, processor };
     Ok((compared, requests))
+}
+
+/// What was measured before the trace, and the swarm as it was then.
+struct BeforeTrace {
+    alone: Alone,
+    view: SwarmView,
+    /// All of it with that plan.
+    is_settled: bool,
+}
+
+/// Measures what is not in profiles, and once more where another plan was adopted meanwhile: the simulator has one of them.
+async fn measured(
+    asking: &Asking<'_>,
+    planned: &[PlannedRequest],
+    hosting: (usize, usize),
+    context: u32,
+) -> Result<BeforeTrace, Exit> {
+    let before = measured_once(asking, planned, hosting, context).await?;
+    if before.is_settled { Ok(before) } else { measured_once(asking, planned, hosting, context).await }
+}
+
+async fn measured_once(
+    asking: &Asking<'_>,
+    planned: &[PlannedRequest],
+    hosting: (usize, usize),
+    context: u32,
+) -> Result<BeforeTrace, Exit> {
+    let plan = asking.target.peer.view().await?.plan_id;
+    let alone = asking.alone(planned, hosting, context).await?;
+    let view = asking.target.peer.view().await?;
+    let is_settled = view.plan_id == plan;
+    Ok(BeforeTrace { alone, view, is_settled })
 }
 
 /// The trace's requests, live and simulated, once all have ended.

@@ -26,7 +26,9 @@ pub(super) struct ReplayComparison {
     /// Where live requests' time went; nothing where their gateway has counted none.
     pub terms: Option<LatencyTerms>,
     pub simulated: SimulatedReplay,
-    /// Another plan was adopted meanwhile.
+    /// What was measured before the trace was so with one plan.
+    pub settled: bool,
+    /// Another plan was adopted while the trace was played.
     pub replanned: bool,
     /// Processors that all peers used, on average.
     pub processor: f64,
@@ -90,6 +92,12 @@ impl ReplayComparison {
         lines.extend(self.live.lines());
         if self.cut > 0 {
             lines.push(format!("{} requests are longer than the model's context, and were cut to it", self.cut));
+        }
+        if !self.settled {
+            lines.push(
+                "another plan was adopted while requests were asked before the trace, twice: what they say is of both"
+                    .into(),
+            );
         }
         if self.replanned {
             lines
@@ -267,7 +275,7 @@ impl ReplayComparison {
             json!({ "tokens": growth.tokens, "live_ms": live, "simulated_ms": simulated, "times": growth.times })
         });
         json!({
-            "trace": self.trace, "cut_to_context": self.cut, "replanned": self.replanned, "groups": groups,
+            "trace": self.trace, "cut_to_context": self.cut, "settled": self.settled, "replanned": self.replanned, "groups": groups,
             "step_overhead_ms": overheads.step.0 * 1e3,
             "request_overhead_ms": overheads.request.0 * 1e3,
             "whole_overhead_ms": overheads.whole.0 * 1e3,
@@ -347,7 +355,8 @@ mod tests {
         let (processors, busy, leaders) = (2.0, 0.5, Vec::new());
         let simulated = SimulatedReplay { calibration, contention, groups, processors, busy, outcome, leaders };
         let live = Report::new(&run, |_| 10, Vec::new());
-        ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
+        let (settled, replanned, processor) = (true, false, 0.7);
+        ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, settled, replanned, processor }
     }
 
     #[test]
@@ -361,6 +370,9 @@ mod tests {
         assert!(alike.held(Some(0.01)).is_ok());
         assert!(alike.lines()[0].contains("a.csv on groups: 2 mixed"), "{:?}", alike.lines());
         assert!(alike.lines().iter().any(|line| line.contains("were cut to it")));
+        assert!(!alike.lines().iter().any(|line| line.starts_with("another plan")));
+        let unsettled = ReplayComparison { settled: false, ..compared(1.0) };
+        assert!(unsettled.lines().iter().any(|line| line.starts_with("another plan") && line.ends_with("of both")));
         assert_eq!(alike.json()["within"], json!(true));
         assert_eq!(alike.svg().matches("stroke-width=\"2\" points=").count(), 6, "lines of values");
         assert_eq!((alike.reasons(), &alike.json()["figures"][0]["likely"]), (vec![], &Value::Null));
