@@ -36,8 +36,9 @@ const LENGTHS_ALONE: usize = 3;
 /// Rounds of requests at once, of each number, and how many at once at most.
 const ROUNDS: usize = 8;
 const MOST_TOGETHER: usize = 16;
-/// How long is looked at what processes use while nothing is asked.
+/// How long is looked at what processes use while nothing is asked, and how long what requests left behind goes on before that.
 const IDLE: Duration = Duration::from_secs(3);
+const SETTLED: Duration = Duration::from_secs(1);
 /// How long one may run behind the last request's time.
 const DRAIN: Duration = Duration::from_secs(600);
 /// Requests at once.
@@ -95,6 +96,7 @@ impl Asking<'_> {
             Some(request) => self.together(*request, at_once, &mut traces).await?,
             None => Vec::new(),
         };
+        tokio::time::sleep(SETTLED).await;
         let before = self.used();
         tokio::time::sleep(IDLE).await;
         Ok(Alone { asked, longer, together, idle: (self.used() - before) / IDLE.as_secs_f64() })
