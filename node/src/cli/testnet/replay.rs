@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use terms::{GatewayTotals, LatencyTerms};
+use together::ComputingPeers;
 use tsnode_protocol::{ModelCard, ModelId, PeerId};
 use tsnode_simulator::trace;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
@@ -293,7 +294,7 @@ async fn replayed(
     };
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
     let spinner = spinner("asking one request after another, and some at once".into());
-    let hosting = (peers.iter().filter(|peer| !peer.gateway).count(), hosts.at_once(&peers, &view));
+    let hosting = (peers.iter().filter(|peer| !peer.gateway).count(), hosts.computing(&peers, &view));
     let measured = interrupts.unless(Box::pin(measured(&asking, &trace.planned, hosting, card.shape.context))).await;
     spinner.finish_and_clear();
     let BeforeTrace { alone, view: before, is_settled } = measured?;
@@ -339,7 +340,7 @@ struct BeforeTrace {
 async fn measured(
     asking: &Asking<'_>,
     planned: &[PlannedRequest],
-    hosting: (usize, usize),
+    hosting: (usize, ComputingPeers),
     context: u32,
 ) -> Result<BeforeTrace, Exit> {
     let before = measured_once(asking, planned, hosting, context).await?;
@@ -349,7 +350,7 @@ async fn measured(
 async fn measured_once(
     asking: &Asking<'_>,
     planned: &[PlannedRequest],
-    hosting: (usize, usize),
+    hosting: (usize, ComputingPeers),
     context: u32,
 ) -> Result<BeforeTrace, Exit> {
     let plan = asking.target.peer.view().await?.plan_id;

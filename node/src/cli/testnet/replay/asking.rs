@@ -2,9 +2,9 @@
 //! is what peers lose to each other; and then the trace.
 
 use super::{
-    calibration::{Alone, AskedAlone},
+    calibration::{Alone, AskedAlone, AskedCrowd},
     fresh_traces::FreshTraces,
-    together::{AskedTogether, ComputedRequest},
+    together::{AskedTogether, ComputedRequest, ComputingPeers},
 };
 use crate::cli::{
     bench::serve::{
@@ -33,6 +33,8 @@ const LONGER: f64 = 1.25;
 const LONGER_SHARE: f64 = 0.9;
 /// Pairs of lengths that are asked alone.
 const LENGTHS_ALONE: usize = 3;
+/// What tells the seeds of requests in crowds from those of others.
+const CROWDED: u64 = 1 << 63;
 /// Rounds of requests at once, of each number, and how many at once at most.
 const ROUNDS: usize = 8;
 const MOST_TOGETHER: usize = 16;
@@ -64,12 +66,12 @@ pub(super) struct TraceRun {
 }
 
 impl Asking<'_> {
-    /// Requests as long as the trace's median one, and some with longer prompts, to so many peers: one after another, then up to `at_once` of them, whom processors of
-    /// their own compute, and then for a while nothing.
+    /// Requests as long as the trace's median one, and some with longer prompts, to so many peers: one after another, then up to as many at once as
+    /// have processors of their own, then as many as there are peers, and then for a while nothing.
     pub async fn alone(
         &self,
         trace: &[PlannedRequest],
-        (peers, at_once): (usize, usize),
+        (peers, computing): (usize, ComputingPeers),
         context: u32,
     ) -> Result<Alone, Exit> {
         let peers = peers.max(1);
@@ -92,14 +94,17 @@ impl Asking<'_> {
         let [short, long] = usual;
         let asked = [short.ended()?, long.ended()?];
         let longer = longer.map(LoneSeries::ended).transpose()?;
-        let together = match asked[1].planned.first() {
-            Some(request) => self.together(*request, at_once, &mut traces).await?,
-            None => Vec::new(),
-        };
+        let (mut together, mut crowd) = (Vec::new(), None);
+        if let Some(request) = asked[1].planned.first().copied() {
+            together = self.together(request, computing.at_once, &mut traces).await?;
+            if let Some(at_once) = computing.crowd(MOST_TOGETHER) {
+                crowd = Some(self.crowd(request, at_once).await?);
+            }
+        }
         tokio::time::sleep(SETTLED).await;
         let before = self.used();
         tokio::time::sleep(IDLE).await;
-        Ok(Alone { asked, longer, together, idle: (self.used() - before) / IDLE.as_secs_f64() })
+        Ok(Alone { asked, longer, together, crowd, idle: (self.used() - before) / IDLE.as_secs_f64() })
     }
 
     /// Rounds of requests that come at the same time and end before the next do.
@@ -123,6 +128,19 @@ impl Asking<'_> {
             all.push(AskedTogether { at_once, answer: request.answer, rounds, took });
         }
         Ok(all)
+    }
+
+    /// Rounds of so many requests that come at the same time and end before the next do.
+    async fn crowd(&self, request: PlannedRequest, at_once: usize) -> Result<AskedCrowd, Exit> {
+        let mut series = LoneSeries::of(vec![request; at_once * ROUNDS]);
+        let bounds = LoadBounds { concurrency: at_once, ..ONE };
+        for round in 0..ROUNDS {
+            let before = self.used();
+            let seed = !self.seed ^ (CROWDED | round as u64);
+            let run = self.all(seed, series.part(round, at_once), bounds, pending(), |_, _| {}).await;
+            series.add(run, self.used() - before);
+        }
+        Ok(AskedCrowd { at_once, asked: series.ended()? })
     }
 
     /// The trace's requests at their times.

@@ -14,7 +14,7 @@ const GROWTH: std::ops::RangeInclusive<f64> = 0.5..=4.0;
 /// Prompts of one length of which it must be known what they took: by fewer their median is chance.
 const PROMPTS: usize = 3;
 
-/// Requests that were asked one after another, alike but for their number.
+/// Requests alike but for their number, asked one after another or so many at once.
 pub(super) struct AskedAlone {
     pub planned: Vec<PlannedRequest>,
     pub report: Report,
@@ -28,6 +28,12 @@ impl AskedAlone {
     /// Tokens of its prompts and of its answers.
     fn lengths(&self) -> (u32, u32) {
         self.planned.first().map_or((0, 0), |planned| (planned.prompt, planned.answer))
+    }
+
+    /// Requests and tokens of answers, in a second.
+    pub fn rates(&self) -> (f64, f64) {
+        let requests = self.planned.len() as f64 / self.report.duration.as_secs_f64().max(1e-9);
+        (requests, requests * f64::from(self.answer()))
     }
 
     /// Tokens of these answers.
@@ -56,6 +62,13 @@ impl AskedAlone {
     }
 }
 
+/// Rounds of requests at once for which there are not processors enough.
+pub(super) struct AskedCrowd {
+    /// Of each round.
+    pub at_once: usize,
+    pub asked: AskedAlone,
+}
+
 /// Requests before the trace.
 pub(super) struct Alone {
     /// Those with shorter answers, and then those with longer ones.
@@ -64,6 +77,8 @@ pub(super) struct Alone {
     pub longer: Option<AskedAlone>,
     /// Of those with longer answers some at once, of each number that was tried.
     pub together: Vec<AskedTogether>,
+    /// And of those more at once than there are processors for.
+    pub crowd: Option<AskedCrowd>,
     /// Processors that all processes use while nothing is asked.
     pub idle: f64,
 }
@@ -249,7 +264,7 @@ mod tests {
             let used = 0.25 + 4.0 * (5e-3 + 3e-3 * f64::from(answer));
             asked(answer, (30 * MS, (10 + 2 * answer) * MS), used)
         });
-        let alone = Alone { asked: both, longer: None, together: Vec::new(), idle: 0.25 };
+        let alone = Alone { asked: both, longer: None, together: Vec::new(), crowd: None, idle: 0.25 };
         // By their layers prompts take four milliseconds, and each step after them half a one.
         let trace = |answer: u32, step: f64| trace(answer, (4e-3, 5e-4), step);
         let simulate = |step: Seconds, _| Outcome {
@@ -280,7 +295,7 @@ mod tests {
     fn what_slowed_down_one_length_is_not_taken_for_an_ends_way() {
         let (shorter, longer) = ((50 * MS, (50 + 23 * 11) * MS), (50 * MS, (50 + 71 * 10) * MS));
         let asked = [asked(24, shorter, 0.0), asked(72, longer, 0.0)];
-        let alone = Alone { asked, longer: None, together: Vec::new(), idle: 0.0 };
+        let alone = Alone { asked, longer: None, together: Vec::new(), crowd: None, idle: 0.0 };
         let simulate = |step: Seconds, _| Outcome {
             traces: [24, 72].map(|answer| trace(answer, (40e-3, 8e-3), step.0)).into(),
             ..Outcome::default()
@@ -309,7 +324,7 @@ mod tests {
         let planned = vec![PlannedRequest { at: Duration::ZERO, prompt: 40, answer: 24 }; 4];
         let longer = asked(24, (first, first + 230 * MS), 0.0);
         let longer = Some(AskedAlone { planned, computed: computed(took[1]), ..longer });
-        Alone { asked: both, longer, together: Vec::new(), idle: 0.0 }
+        Alone { asked: both, longer, together: Vec::new(), crowd: None, idle: 0.0 }
     }
 
     /// By profiles 4 ms whatever the prompt, in one step or in two, and one for each of its tokens so many times; steps of answers of 10 ms.

@@ -2,7 +2,7 @@
 
 use super::{
     calibration::{Calibration, PromptGrowth, SignedOverheads},
-    simulated::SimulatedReplay,
+    simulated::{CrowdComparison, CrowdTime, SimulatedReplay},
     terms::{LatencyTerm, LatencyTerms},
 };
 use crate::cli::{
@@ -118,6 +118,7 @@ impl ReplayComparison {
             time(overheads.token.0)
         ));
         lines.push(self.contended());
+        lines.extend(self.crowded());
         lines.push(format!(
             "peers used {:.2} of {processors} processors, the simulator's computed on {busy:.2}",
             self.processor
@@ -179,6 +180,19 @@ impl ReplayComparison {
             [] => "no peers were seen to compute side by side: what they lose to each other is not simulated".into(),
             _ => format!("beside a peer alone, {}", all.join("; ")),
         }
+    }
+
+    /// What requests at once took for which there are not processors enough.
+    fn crowded(&self) -> Option<String> {
+        let CrowdComparison { at_once, times } = self.simulated.crowd.as_ref()?;
+        let one = |CrowdTime { metric, share, live, simulated }: &CrowdTime| {
+            format!("{} P{:.0} {} and {}", metric.words(), share * 100.0, time(*live), time(*simulated))
+        };
+        let all: Vec<String> = times.iter().map(one).collect();
+        Some(format!(
+            "{at_once} at once, more than there are processors for, took, live and simulated, {}",
+            all.join(", ")
+        ))
     }
 
     /// Where requests' time went, live and simulated.
@@ -269,6 +283,13 @@ impl ReplayComparison {
             .into_iter()
             .map(|(busy, prompts, answers)| json!({ "processors": busy, "prompts": prompts, "answers": answers }))
             .collect();
+        let crowd = self.simulated.crowd.as_ref().map(|CrowdComparison { at_once, times }| {
+            let time = |t: &CrowdTime| {
+                let name = format!("p{:.0}_{}", t.share * 100.0, t.metric.name());
+                json!({ "figure": name, "live_ms": t.live * 1e3, "simulated_ms": t.simulated * 1e3 })
+            };
+            json!({ "at_once": at_once, "times": times.iter().map(time).collect::<Vec<Value>>() })
+        });
         let Calibration { overheads, signed, growth } = &self.simulated.calibration;
         let grown = growth.map(|growth| {
             let (live, simulated) = (growth.live * 1e3, growth.simulated * 1e3);
@@ -282,7 +303,7 @@ impl ReplayComparison {
             "step_measured_ms": signed.step * 1e3, "request_measured_ms": signed.request * 1e3,
             "whole_measured_ms": signed.whole * 1e3, "prompt_growth": grown,
             "idle_processors": overheads.idle, "token_processor_ms": overheads.token.0 * 1e3,
-            "request_processor_ms": overheads.asked.0 * 1e3, "contention": contention,
+            "request_processor_ms": overheads.asked.0 * 1e3, "contention": contention, "crowd": crowd,
             "processors": self.simulated.processors, "processors_used": self.processor,
             "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
             "terms": terms, "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
@@ -352,8 +373,8 @@ mod tests {
         let (terms, outcome) = (Some(LatencyTerms::simulated(&outcome(1.0), 0.0)), outcome(times));
         let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
         let (calibration, contention) = (Calibration::default(), Contention::default());
-        let (processors, busy, leaders) = (2.0, 0.5, Vec::new());
-        let simulated = SimulatedReplay { calibration, contention, groups, processors, busy, outcome, leaders };
+        let (processors, busy, leaders, crowd) = (2.0, 0.5, Vec::new(), None);
+        let simulated = SimulatedReplay { calibration, contention, crowd, groups, processors, busy, outcome, leaders };
         let live = Report::new(&run, |_| 10, Vec::new());
         let (settled, replanned, processor) = (true, false, 0.7);
         ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, settled, replanned, processor }
@@ -397,6 +418,20 @@ mod tests {
         assert_eq!(slower.json()["figures"][0]["likely"], json!("prompt_steps"));
         let unknown = ReplayComparison { terms: None, ..slower };
         assert!(unknown.reasons()[0].contains("has counted no requests"), "{:?}", unknown.reasons());
+    }
+
+    #[test]
+    fn what_a_crowd_took_is_told_beside_what_was_simulated_of_it() {
+        let mut found = compared(1.0);
+        assert_eq!((found.crowded(), &found.json()["crowd"]), (None, &Value::Null));
+        let time = |metric, share, live| CrowdTime { metric, share, live, simulated: live * 0.5 };
+        let times = vec![time(Metric::Ttft, 0.5, 0.25), time(Metric::E2el, 0.9, 2.5)];
+        found.simulated.crowd = Some(CrowdComparison { at_once: 8, times });
+        let said = "8 at once, more than there are processors for, took, live and simulated, first token (ttft) P50 250.0 ms and 125.0 ms, \
+                    whole answer (e2el) P90 2.50 s and 1.25 s";
+        assert!(found.lines().iter().any(|line| line == said), "{:?}", found.lines());
+        let told = json!({ "figure": "p90_e2el", "live_ms": 2500.0, "simulated_ms": 1250.0 });
+        assert_eq!(found.json()["crowd"]["times"][1], told);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The same requests in the simulator: on the plan that the swarm follows, by its peers' adverts.
 
 use super::{
-    calibration::{Alone, Calibration},
-    together::{self, PeersOnHosts},
+    calibration::{Alone, AskedCrowd, Calibration},
+    together::{self, ComputingPeers, PeersOnHosts},
 };
 use crate::{
     cli::{
@@ -67,9 +67,9 @@ impl Hosts {
         self.cores.iter().sum()
     }
 
-    /// How many peers at most compute at once on processors of their own.
-    pub fn at_once(&self, peers: &[PeerInfo], view: &SwarmView) -> usize {
-        self.places(&self.shared(peers, view)).at_once()
+    /// How many peers compute on processors of these.
+    pub fn computing(&self, peers: &[PeerInfo], view: &SwarmView) -> ComputingPeers {
+        self.places(&self.shared(peers, view)).computing()
     }
 
     fn places<'p>(&'p self, peers: &'p BTreeMap<PeerId, (usize, f64)>) -> PeersOnHosts<'p> {
@@ -111,6 +111,8 @@ pub(super) struct SimulatedReplay {
     pub calibration: Calibration,
     /// What peers that compute at once lose to each other.
     pub contention: Contention,
+    /// What requests at once took for which there are not processors enough, if any were asked so. Nothing is taken from that.
+    pub crowd: Option<CrowdComparison>,
     /// Groups of each phase.
     pub groups: Vec<(Phase, usize)>,
     pub processors: f64,
@@ -119,6 +121,22 @@ pub(super) struct SimulatedReplay {
     pub outcome: Outcome,
     /// Who leads each group, in the order of the machines.
     pub leaders: Vec<Option<PeerId>>,
+}
+
+/// So many requests at once, live and in the simulator.
+#[derive(Debug)]
+pub(super) struct CrowdComparison {
+    pub at_once: usize,
+    pub times: Vec<CrowdTime>,
+}
+
+/// The time that a share of them does not pass (s).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct CrowdTime {
+    pub metric: Metric,
+    pub share: f64,
+    pub live: f64,
+    pub simulated: f64,
 }
 
 /// One of the trace's requests in the simulator.
@@ -160,6 +178,9 @@ impl SimulatedReplay {
             (requests.max(mean.0), tokens.max(mean.1))
         });
         let left = overheads.left(&hosts.cores, requests, each);
+        let crowd = alone.crowd.as_ref();
+        let crowd =
+            crowd.map(|crowd| CrowdComparison::new(crowd, views.before, (peers, hosts), &calibration, &contention));
         let (outcome, groups, leaders) = simulated(views.in_force, peers, hosts, |live, run| {
             let (step, contention) = (overheads.step, contention.clone());
             let outcome = live.run(&arrivals, &LivePlanRun { step, prompts, left, contention, ..run });
@@ -168,7 +189,8 @@ impl SimulatedReplay {
             (outcome, groups, live.groups().iter().map(|g| g.stages.first().map(|stage| stage.peer)).collect())
         })?;
         let (processors, busy) = (hosts.processors(), outcome.busy.iter().sum());
-        Ok(Self { calibration, contention, groups: groups.to_vec(), processors, busy, outcome, leaders })
+        let crowd = crowd.transpose()?;
+        Ok(Self { calibration, contention, crowd, groups: groups.to_vec(), processors, busy, outcome, leaders })
     }
 
     /// The n-th of the trace.
@@ -199,6 +221,35 @@ impl SimulatedReplay {
     /// Requests whose answers ended.
     pub fn ended(&self) -> usize {
         self.outcome.traces.iter().filter(|t| t.end.is_finite()).count()
+    }
+}
+
+impl CrowdComparison {
+    fn new(
+        AskedCrowd { at_once, asked }: &AskedCrowd,
+        view: &SwarmView,
+        (peers, hosts): (&[PeerInfo], &Hosts),
+        calibration: &Calibration,
+        contention: &Contention,
+    ) -> Result<Self, Exit> {
+        let (overheads, prompts) = (calibration.overheads, calibration.prompts());
+        let rounds = asked.planned.chunks(*at_once).enumerate();
+        let arrivals: Vec<Arrival> = rounds
+            .flat_map(|(n, round)| round.iter().map(move |p| arrival(n as f64 * APART, p.prompt, p.answer)))
+            .collect();
+        let (requests, tokens) = asked.rates();
+        let left = overheads.left(&hosts.cores, requests, tokens);
+        let outcome = simulated(view, peers, hosts, |live, run| {
+            let (step, contention) = (overheads.step, contention.clone());
+            live.run(&arrivals, &LivePlanRun { step, prompts, left, contention, ..run })
+        })?;
+        let time = |(metric, share)| {
+            let live = asked.report.at(metric, share).unwrap_or(f64::NAN);
+            CrowdTime { metric, share, live, simulated: sorted(&outcome, metric, &overheads).at(share) }
+        };
+        let of = |metric| [(metric, 0.5), (metric, 0.9)];
+        let times = [Metric::Ttft, Metric::E2el].into_iter().flat_map(of).map(time).collect();
+        Ok(Self { at_once: *at_once, times })
     }
 }
 
@@ -286,6 +337,7 @@ pub(super) mod tests {
         SimulatedReplay {
             calibration: Calibration { overheads, ..Calibration::default() },
             contention: Contention::default(),
+            crowd: None,
             groups: vec![(Phase::Prefill, 1), (Phase::Decode, 1)],
             processors: 2.0,
             busy: 0.5,

@@ -55,6 +55,22 @@ impl AskedTogether {
     }
 }
 
+/// How many peers compute on processors that are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ComputingPeers {
+    pub all: usize,
+    /// As many of them at most as have processors of their own at once.
+    pub at_once: usize,
+}
+
+impl ComputingPeers {
+    /// As many as there are, up to so many, where that is more than have processors of their own.
+    pub fn crowd(self, most: usize) -> Option<usize> {
+        let crowd = self.all.min(most);
+        (crowd > 1 && crowd > self.at_once).then_some(crowd)
+    }
+}
+
 /// Who computes where: peers by their hosts and threads, and processors of each host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeersOnHosts<'p> {
@@ -64,7 +80,7 @@ pub(super) struct PeersOnHosts<'p> {
 
 impl PeersOnHosts<'_> {
     /// How many peers at most have processors of their own while all of them compute.
-    pub fn at_once(&self) -> usize {
+    fn at_once(&self) -> usize {
         let mut peers: Vec<(usize, f64)> = self.peers.values().copied().collect();
         peers.sort_by(|a, b| a.1.total_cmp(&b.1));
         let mut left = self.cores.to_vec();
@@ -76,6 +92,11 @@ impl PeersOnHosts<'_> {
             }
         }
         fit
+    }
+
+    /// How many peers compute, and as many at most while all of them have processors of their own.
+    pub fn computing(&self) -> ComputingPeers {
+        ComputingPeers { all: self.peers.len(), at_once: self.at_once() }
     }
 
     /// Threads on each host by which these are computed side by side; none where one peer has two of them, or one processor two threads.
@@ -228,6 +249,13 @@ mod tests {
         assert_eq!(at_once(&[(0, 2.0), (0, 1.0), (0, 1.0)], &[3.0]), 2, "those with fewer threads first");
         assert_eq!(at_once(&[(0, 1.0), (0, 1.0), (1, 1.0), (7, 1.0)], &[1.0, 1.0]), 2);
         assert_eq!(at_once(&[(0, 4.0)], &[2.0]), 0);
+    }
+
+    #[test]
+    fn a_crowd_is_more_than_have_processors() {
+        let crowd = |all, at_once| ComputingPeers { all, at_once }.crowd(16);
+        assert_eq!([crowd(4, 2), crowd(2, 0), crowd(40, 2)], [Some(4), Some(2), Some(16)]);
+        assert_eq!([crowd(0, 0), crowd(1, 0), crowd(4, 4), crowd(40, 16)], [None; 4]);
     }
 
     #[test]
