@@ -23,11 +23,9 @@ use crate::policy::{
 use stages::Stages;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use tasks::{answer, prompt, rest};
-use tsnode_protocol::{Seconds, Tokens};
+use tasks::{answer, prompt};
+use tsnode_protocol::Seconds;
 
-/// Between two tries to send KV to a machine without room.
-const TRY_AGAIN: Seconds = Seconds(1.0);
 /// Tries in a row, for each request, after which machines that wait for each other's memory are taken to wait forever.
 const TRIES: usize = 100;
 /// Events after which whoever watches is asked again whether to go on.
@@ -438,15 +436,6 @@ impl Simulation {
         }
     }
 
-    /// A prompt that is done here, or its first part: when the last of its KV has come to where it is wanted. What has
-    /// been computed follows while the rest computes, so that is not known before.
-    fn lands(&mut self, request: RequestNo, now: Seconds) {
-        let trace = &mut self.traces[request.0 as usize];
-        let Some(route) = trace.route else { return };
-        let prompt = Tokens(f64::from(route.sent(trace.arrival.asked)));
-        trace.sending = self.links.land(route, prompt, trace.prompt_start, now) - now;
-    }
-
     fn ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {
         let asked = self.asked(request);
         let m = machine.0 as usize;
@@ -455,52 +444,6 @@ impl Simulation {
         self.routing.freed(machine, memory);
         if let Some(route) = self.traces[request.0 as usize].route {
             self.routing.answer_done(route.answer, asked);
-        }
-    }
-
-    fn send(&mut self, request: RequestNo, now: Seconds) {
-        let Some(RoutingDecision { answer, .. }) = self.traces[request.0 as usize].route else { return };
-        let m = answer.0 as usize;
-        if self.parked[m].is_empty() && self.offer(answer, request, now) {
-            return;
-        }
-        if self.machines[m].batching.asks_for_kv() {
-            self.parked[m].push_back(request);
-        } else {
-            self.agenda.at(now + TRY_AGAIN, ReplayEvent::Send(request));
-        }
-    }
-
-    /// Sends KV if there is memory for it.
-    fn offer(&mut self, to: MachineNo, request: RequestNo, now: Seconds) -> bool {
-        let memory = self.asked(request).prompt_memory();
-        let takes = self.machines[to.0 as usize].batching.reserve(request, memory);
-        if takes {
-            self.agenda.at(now + self.traces[request.0 as usize].sending, ReplayEvent::Sent(request));
-        }
-        takes
-    }
-
-    /// KV is where the answer is generated: the sender has room again.
-    fn sent(&mut self, request: RequestNo, now: Seconds) {
-        let asked = self.asked(request);
-        let Some(route) = self.traces[request.0 as usize].route else { return };
-        let from = route.prompt.0 as usize;
-        let memory = self.machines[from].batching.release(request);
-        self.routing.freed(route.prompt, memory);
-        let next = match route.split {
-            Some(first) => rest(request, asked, first),
-            None => answer(request, asked),
-        };
-        self.add(route.answer, next, now);
-        let batching = &self.machines[from].batching;
-        let Some(first) = batching.first_waiting() else { return };
-        if self.takes(route.prompt, now) {
-            if batching.has_room(first) {
-                self.begin(route.prompt, now);
-            }
-        } else if batching.has_places() {
-            self.cut(route.prompt, now);
         }
     }
 }
