@@ -179,7 +179,7 @@ impl<'a> LivePlan<'a> {
             SplitChoice::Always => parts.dispatched(how.dispatch),
             SplitChoice::Auto => parts.gated(how.dispatch, self.gate()),
         };
-        simulation.recorded().on(self.shared(how)).run(arrivals, &|_| false)
+        simulation.recorded().behind_steps().on(self.shared(how)).run(arrivals, &|_| false)
     }
 
     /// What gateways' cost gate knows of the groups.

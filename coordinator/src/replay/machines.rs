@@ -1,6 +1,7 @@
 //! Machines, requests and the links between machines, event by event. Which machine and which batch is the policies'
 //! choice; how long it takes is the cost source's.
 
+mod behind_steps;
 mod changes;
 mod contention;
 mod cores;
@@ -20,6 +21,7 @@ use crate::policy::{
     batching::{Answered, Batch, Batching, RequestNo, RequestPhase, Task},
     routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
+use behind_steps::{BehindSteps, Held};
 use stages::Stages;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -116,6 +118,7 @@ pub struct Simulation {
     ended: Vec<(RequestNo, RequestPhase)>,
     timeline: Option<Timeline>,
     cores: Option<SharedCores>,
+    behind_steps: Option<BehindSteps>,
     /// What is left of requests that had to begin again elsewhere.
     resumed: BTreeMap<RequestNo, Asked>,
     now: Seconds,
@@ -144,6 +147,7 @@ impl Simulation {
             ended: Vec::new(),
             timeline: None,
             cores: None,
+            behind_steps: None,
             resumed: BTreeMap::new(),
             now: Seconds(0.0),
             events: 0,
@@ -235,8 +239,11 @@ impl Simulation {
     /// Routes what has come, in order, as far as the routing lets it.
     fn route(&mut self, now: Seconds) {
         while let Some(&request) = self.held.front() {
-            let (asked, machines) = (self.asked(request), &self.machines);
-            let seen = |m: MachineNo| machines[m.0 as usize].batching.seen();
+            let (asked, machines, behind) = (self.asked(request), &self.machines, self.behind_steps.as_ref());
+            let seen = |m: MachineNo| {
+                let seen = machines[m.0 as usize].batching.seen();
+                behind.map_or(seen, |behind| behind.beside(m, seen))
+            };
             if self.routing.holds(asked, &seen) {
                 return;
             }
@@ -250,8 +257,15 @@ impl Simulation {
 
     /// A request goes its way.
     fn start(&mut self, request: RequestNo, route: RoutingDecision, now: Seconds) {
-        let asked = self.asked(request);
         self.traces[request.0 as usize].route = Some(route);
+        if route.prompt == route.answer || !self.is_held(route.answer, Held::Prompt(request)) {
+            self.open_prompt(request, route, now);
+        }
+    }
+
+    /// A prompt comes to where it is computed.
+    fn open_prompt(&mut self, request: RequestNo, route: RoutingDecision, now: Seconds) {
+        let asked = self.asked(request);
         let here = route.prompt == route.answer && route.split.is_none() && asked.answer > 1;
         let answered = if here { Answered::Here } else { Answered::Elsewhere };
         let task = match route.split {
@@ -409,6 +423,7 @@ impl Simulation {
             }
         }
         self.begin(machine, now);
+        self.step_over(machine, now);
     }
 
     fn prompt_ended(&mut self, machine: MachineNo, request: RequestNo, now: Seconds) {

@@ -51,6 +51,11 @@ impl ReplayRing {
         self.under_way.len() < most && self.free[0] <= now
     }
 
+    /// Batches on their way.
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
     /// A batch enters.
     pub(super) fn enter(&mut self, cost: &dyn IterationCost, batch: &Batch, now: Seconds) -> Passage {
         let (mut at, mut busy) = (now, Seconds(0.0));

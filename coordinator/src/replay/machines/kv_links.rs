@@ -1,7 +1,7 @@
 //! When KV has come from one machine to another.
 
 use super::{
-    MachineNo, ReplayEvent, RequestNo, Simulation,
+    Held, MachineNo, ReplayEvent, RequestNo, Simulation,
     tasks::{answer, rest},
 };
 use crate::policy::routing::RoutingDecision;
@@ -64,16 +64,13 @@ impl Simulation {
 
     /// KV is where the answer is generated: the sender has room again.
     pub(super) fn sent(&mut self, request: RequestNo, now: Seconds) {
-        let asked = self.asked(request);
         let Some(route) = self.traces[request.0 as usize].route else { return };
         let from = route.prompt.0 as usize;
         let memory = self.machines[from].batching.release(request);
         self.routing.freed(route.prompt, memory);
-        let next = match route.split {
-            Some(first) => rest(request, asked, first),
-            None => answer(request, asked),
-        };
-        self.add(route.answer, next, now);
+        if !self.is_held(route.answer, Held::Kv(request)) {
+            self.goes_on(request, route, now);
+        }
         let batching = &self.machines[from].batching;
         let Some(first) = batching.first_waiting() else { return };
         if self.takes(route.prompt, now) {
@@ -83,5 +80,15 @@ impl Simulation {
         } else if batching.has_places() {
             self.cut(route.prompt, now);
         }
+    }
+
+    /// What comes behind KV from elsewhere: an answer, or a prompt's rest.
+    pub(super) fn goes_on(&mut self, request: RequestNo, route: RoutingDecision, now: Seconds) {
+        let asked = self.asked(request);
+        let next = match route.split {
+            Some(first) => rest(request, asked, first),
+            None => answer(request, asked),
+        };
+        self.add(route.answer, next, now);
     }
 }
