@@ -3,7 +3,7 @@
 
 use super::{
     calibration::{Alone, AskedAlone, AskedCrowd},
-    fresh_traces::FreshTraces,
+    fresh_traces,
     together::{AskedTogether, ComputedRequest, ComputingPeers},
 };
 use crate::cli::{
@@ -27,8 +27,8 @@ const ALONE: usize = 4;
 /// than their first token is on its way.
 const MOST_ALONE: usize = 24;
 const ANSWERS_ALONE: [u32; 2] = [24, 72];
-/// How much longer than the trace's median prompt its longer ones are at least where some of these are asked alone, too, and the part of the
-/// trace's prompts that are no longer than these.
+/// How much longer than the trace's median prompt its longer ones are at least where some of these are asked alone, too, and the part of
+/// the trace's prompts that are no longer than these.
 const LONGER: f64 = 1.25;
 const LONGER_SHARE: f64 = 0.9;
 /// Pairs of lengths that are asked alone.
@@ -66,8 +66,8 @@ pub(super) struct TraceRun {
 }
 
 impl Asking<'_> {
-    /// Requests as long as the trace's median one, and some with longer prompts, to so many peers: one after another, then up to as many at once as
-    /// have processors of their own, then as many as there are peers, and then for a while nothing.
+    /// Requests as long as the trace's median one, and some with longer prompts, to so many peers: one after another, then up to as many
+    /// at once as have processors of their own, then as many as there are peers, and then for a while nothing.
     pub async fn alone(
         &self,
         trace: &[PlannedRequest],
@@ -78,7 +78,6 @@ impl Asking<'_> {
         let requests = (ALONE * peers).min(MOST_ALONE);
         let mut usual = alone(trace, requests, context).map(LoneSeries::of);
         let mut longer = longer_alone(trace, requests, context).map(LoneSeries::of);
-        let mut traces = FreshTraces::new(&self.target.peer);
         // The first of each peer finds cold caches, and is not counted.
         self.all(self.seed ^ 1, usual[0].part(0, peers), ONE, pending(), |_, _| {}).await;
         // In turns: a while in which all is slower is not to be one length's alone.
@@ -87,8 +86,9 @@ impl Asking<'_> {
                 let before = self.used();
                 let seed = !self.seed ^ (LENGTHS_ALONE * turn + n) as u64;
                 let run = self.all(seed, series.part(turn, peers), ONE, pending(), |_, _| {}).await;
-                series.add(run, self.used() - before);
-                traces.each(peers, |trace| series.computed.extend(ComputedRequest::of(&trace))).await?;
+                let used = self.used() - before;
+                series.computed.extend(self.computed(&run.outcomes).await);
+                series.add(run, used);
             }
         }
         let [short, long] = usual;
@@ -96,7 +96,7 @@ impl Asking<'_> {
         let longer = longer.map(LoneSeries::ended).transpose()?;
         let (mut together, mut crowd) = (Vec::new(), None);
         if let Some(request) = asked[1].planned.first().copied() {
-            together = self.together(request, computing.at_once, &mut traces).await?;
+            together = self.together(request, computing.at_once).await;
             if let Some(at_once) = computing.crowd(MOST_TOGETHER) {
                 crowd = Some(self.crowd(request, at_once).await?);
             }
@@ -108,26 +108,26 @@ impl Asking<'_> {
     }
 
     /// Rounds of requests that come at the same time and end before the next do.
-    async fn together(
-        &self,
-        request: PlannedRequest,
-        most: usize,
-        traces: &mut FreshTraces<'_>,
-    ) -> Result<Vec<AskedTogether>, Exit> {
+    async fn together(&self, request: PlannedRequest, most: usize) -> Vec<AskedTogether> {
         let mut all = Vec::new();
         for at_once in numbers(most.min(MOST_TOGETHER)) {
             let (planned, bounds) = (vec![request; at_once], LoadBounds { concurrency: at_once, ..ONE });
             let (mut rounds, mut took) = (Vec::new(), Duration::ZERO);
             for round in 0..ROUNDS {
                 let seed = !self.seed ^ (((at_once as u64) << 32) | round as u64);
-                took += self.all(seed, &planned, bounds, pending(), |_, _| {}).await.took;
-                let mut computed = Vec::new();
-                traces.each(at_once, |trace| computed.extend(ComputedRequest::of(&trace))).await?;
-                rounds.push(computed);
+                let run = self.all(seed, &planned, bounds, pending(), |_, _| {}).await;
+                took += run.took;
+                rounds.push(self.computed(&run.outcomes).await);
             }
             all.push(AskedTogether { at_once, answer: request.answer, rounds, took });
         }
-        Ok(all)
+        all
+    }
+
+    /// Where these were computed, as far as one peer computed a part.
+    async fn computed(&self, outcomes: &[RequestOutcome]) -> Vec<ComputedRequest> {
+        let traces = fresh_traces::of_answers(&self.target.peer, outcomes).await;
+        traces.iter().filter_map(ComputedRequest::of).collect()
     }
 
     /// Rounds of so many requests that come at the same time and end before the next do.
@@ -236,8 +236,8 @@ fn alone(planned: &[PlannedRequest], requests: usize, context: u32) -> [Vec<Plan
     answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
 }
 
-/// As many with prompts as long as the trace's longer ones and the shorter answers; none where these are hardly longer: what they would take
-/// more is chance.
+/// As many with prompts as long as the trace's longer ones and the shorter answers; none where these are hardly longer: what they would
+/// take more is chance.
 fn longer_alone(planned: &[PlannedRequest], requests: usize, context: u32) -> Option<Vec<PlannedRequest>> {
     let [usual, _] = alone(planned, 1, context);
     let PlannedRequest { at, prompt: shorter, answer } = *usual.first()?;

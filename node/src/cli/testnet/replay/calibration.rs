@@ -327,7 +327,7 @@ mod tests {
         Alone { asked: both, longer, together: Vec::new(), crowd: None, idle: 0.0 }
     }
 
-    /// By profiles 4 ms whatever the prompt, in one step or in two, and one for each of its tokens so many times; steps of answers of 10 ms.
+    /// By profiles 4 ms whatever the prompt, in one step or in two, and one for each of its tokens so many times; answers' steps of 10 ms.
     fn by_profiles(step: Seconds, times: f64) -> Outcome {
         let prompt = |tokens: u32, steps: f64| steps * (4e-3 + step.0) - step.0 + f64::from(tokens) * 1e-3 * times;
         let of = |(tokens, steps, answer): (u32, f64, u32)| {

@@ -85,7 +85,7 @@ impl<'p> RequestLog<'p> {
                 live.insert(trace.request, LiveRequest::of(&trace));
             }
         };
-        fresh.each(usize::MAX, take).await
+        fresh.each(take).await
     }
 
     /// All that was seen.
