@@ -62,7 +62,7 @@ impl Simulation {
         let Some(behind) = self.behind_steps.as_mut().filter(|_| batches > 0) else { return false };
         behind.held.entry(machine).or_default().push_back((held, batches));
         if let Held::Prompt(request) = held {
-            self.is_coming(request, |(prompts, tokens), more| (prompts + 1, tokens.saturating_add(more)));
+            self.changes_coming(request, |(prompts, tokens), more| (prompts + 1, tokens.saturating_add(more)));
         }
         true
     }
@@ -75,7 +75,7 @@ impl Simulation {
             let Some(route) = self.traces[request.0 as usize].route else { continue };
             match held {
                 Held::Prompt(request) => {
-                    self.is_coming(request, |(prompts, tokens), more| {
+                    self.changes_coming(request, |(prompts, tokens), more| {
                         (prompts.saturating_sub(1), tokens.saturating_sub(more))
                     });
                     self.open_prompt(request, route, now);
@@ -86,7 +86,7 @@ impl Simulation {
     }
 
     /// Changes what is on its way to where a request's prompt is computed, by the tokens that are computed there.
-    fn is_coming(&mut self, request: RequestNo, change: impl Fn((u32, u32), u32) -> (u32, u32)) {
+    fn changes_coming(&mut self, request: RequestNo, change: impl Fn((u32, u32), u32) -> (u32, u32)) {
         let (asked, route) = (self.asked(request), self.traces[request.0 as usize].route);
         let (Some(route), Some(behind)) = (route, &mut self.behind_steps) else { return };
         let coming = behind.coming.entry(route.prompt).or_default();
