@@ -18,11 +18,12 @@ const CUT: Duration = Duration::from_secs(600);
 const CUT_AT_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Peers remembered; the least blamed is forgotten first.
 const PEERS: usize = 4096;
-/// Of a group that would not say again what it answered, so long is remembered with whose KV.
-const EVASION: Duration = Duration::from_secs(3600);
+/// What needs a second peer is remembered so long: of a prefill peer, who found its KV wrong; of a group that would not say again what
+/// it answered, with whose KV.
+const REMEMBERED: Duration = Duration::from_secs(3600);
 /// Prefill peers that are remembered so of one peer.
 const EVASIONS: usize = 128;
-/// Different decode peers that must have found a prefill peer's KV wrong: one alone could be the byzantine one.
+/// Different decode peers that must have found a prefill peer's KV wrong within [`REMEMBERED`]: one alone could be the byzantine one.
 const ACCUSERS: usize = 2;
 
 /// Something no honest peer does, or hardly ever.
@@ -139,7 +140,8 @@ struct OffenceRecord {
     score: f64,
     at: Time,
     offences: u32,
-    accusers: BTreeSet<PeerId>,
+    /// Who found its KV wrong, and when last; at most [`ACCUSERS`].
+    accusers: BTreeMap<PeerId, Time>,
     /// With whose KV it evaded: when, and what part it had in that.
     evaded: BTreeMap<PeerId, (Time, f64)>,
     cut: Option<CutOff>,
@@ -154,7 +156,7 @@ impl Trust {
             score: 0.0,
             at: now,
             offences: 0,
-            accusers: BTreeSet::new(),
+            accusers: BTreeMap::new(),
             evaded: BTreeMap::new(),
             cut: None,
             relapses: 0,
@@ -175,8 +177,10 @@ impl Trust {
 
     /// Pairs of prefill and decode peers of which one answered wrongly lately: the KV was found wrong, or nobody would say whether.
     pub fn barred(&self, now: Time) -> BTreeSet<(PeerId, PeerId)> {
-        let lately = self.records.iter().filter(|(_, r)| now < r.at + CUT);
-        let wrong_kv = lately.flat_map(|(peer, r)| r.accusers.iter().map(|with| (*peer, *with)));
+        let wrong_kv = self.records.iter().flat_map(|(peer, r)| {
+            let peer = *peer;
+            r.accused_since(now, CUT).map(move |with| (peer, with))
+        });
         let evaded = self.records.iter().flat_map(|(peer, r)| {
             let peer = *peer;
             r.evaded_since(now, CUT).map(move |(prefill, _)| (prefill, peer))
@@ -213,6 +217,11 @@ impl OffenceRecord {
         self.score * (-halves).exp2()
     }
 
+    /// Who found its KV wrong in a time until now.
+    fn accused_since(&self, now: Time, span: Duration) -> impl Iterator<Item = PeerId> + '_ {
+        self.accusers.iter().filter(move |(_, at)| now < **at + span).map(|(with, _)| *with)
+    }
+
     /// With whose KV it evaded in a time until now, and what part it had in that.
     fn evaded_since(&self, now: Time, span: Duration) -> impl Iterator<Item = (PeerId, f64)> + '_ {
         let lately = self.evaded.iter().filter(move |(_, (at, _))| now < *at + span);
@@ -222,13 +231,15 @@ impl OffenceRecord {
     fn count(&mut self, now: Time, offence: Offence) -> Option<CutOff> {
         (self.score, self.at) = (self.faded(now) + offence.weight(), now);
         self.offences = self.offences.saturating_add(1);
-        if let Offence::WrongKv { with } = offence
-            && self.accusers.len() < ACCUSERS
-        {
-            self.accusers.insert(with);
+        if let Offence::WrongKv { with } = offence {
+            self.accusers.retain(|_, at| now < *at + REMEMBERED);
+            // Who accuses it once more is one accuser all the same.
+            if self.accusers.len() < ACCUSERS || self.accusers.contains_key(&with) {
+                self.accusers.insert(with, now);
+            }
         }
         if let Offence::Evasion { prefill, peers, is_slow } = offence {
-            self.evaded.retain(|_, (at, _)| now < *at + EVASION);
+            self.evaded.retain(|_, (at, _)| now < *at + REMEMBERED);
             // Peers of a pipeline have their parts in it. Of one that was slow nothing is known but that it is to have no such prompts.
             let part = if is_slow { 0.0 } else { 1.0 / f64::from(peers.max(1)) };
             let before = self.evaded.get(&prefill).map_or(0.0, |(_, part)| *part);
@@ -237,9 +248,10 @@ impl OffenceRecord {
             }
         }
         // Of one prefill peer's KV it may have been that, each time.
-        let evaded: f64 = self.evaded_since(now, EVASION).map(|(_, part)| part).sum();
+        let evaded: f64 = self.evaded_since(now, REMEMBERED).map(|(_, part)| part).sum();
         // Thirds and halves add up to the whole but for their last bit.
-        let full = self.score > 1.0 - 1e-9 || self.accusers.len() >= ACCUSERS || evaded > ACCUSERS as f64 - 1e-9;
+        let accused = self.accused_since(now, REMEMBERED).count();
+        let full = self.score > 1.0 - 1e-9 || accused >= ACCUSERS || evaded > ACCUSERS as f64 - 1e-9;
         if !full || self.cut.is_some() {
             return None;
         }
@@ -296,6 +308,28 @@ mod tests {
         assert_eq!(barred(&trust, 1000), [], "it may have been an accident");
         let cut = trust.offends(seconds(100), peer(1), Offence::WrongKv { with: peer(3) }).unwrap();
         assert_eq!((cut.reason, cut.offences), (Offence::WrongKv { with: peer(3) }, 101));
+    }
+
+    #[test]
+    fn an_accusation_fades_and_a_second_counts_beside_it_only_within_the_hour() {
+        let mut trust = Trust::default();
+        let accused = |trust: &mut Trust, at, with| {
+            trust.offends(seconds(at), peer(1), Offence::WrongKv { with: peer(with) }).is_some()
+        };
+        let barred = |trust: &Trust, at| trust.barred(seconds(at)).into_iter().collect::<Vec<_>>();
+        assert!(!accused(&mut trust, 0, 2));
+        // What else it does makes no accusation younger.
+        trust.offends(seconds(599), peer(1), Offence::Replay);
+        assert_eq!((barred(&trust, 599), barred(&trust, 600)), (vec![(peer(1), peer(2))], vec![]));
+        assert!(!accused(&mut trust, 3600, 3), "the first was an hour ago");
+        assert!(!accused(&mut trust, 7200, 2), "and so was the second");
+        assert_eq!(barred(&trust, 7200), [(peer(1), peer(2))]);
+        // The same one once more is still one, and remembered from then on.
+        assert!(!accused(&mut trust, 9000, 2));
+        assert!(accused(&mut trust, 9000 + 3599, 3));
+        // A second chance begins with none.
+        assert_eq!(trust.forgive(seconds(20_000)), [peer(1)]);
+        assert!(!accused(&mut trust, 20_000, 2));
     }
 
     #[test]
