@@ -3,12 +3,14 @@
 mod devices;
 mod membership;
 mod opened;
+mod opening;
 mod resources;
 mod setup;
 mod volunteer;
 
 use self::{
     membership::{belonging, identity},
+    opening::unless_ended,
     setup::{next_port, not_written},
     volunteer::Volunteer,
 };
@@ -125,10 +127,24 @@ pub async fn run(
     let began = ground.bootstrap().iter().map(ToString::to_string).collect();
     front.view.send_modify(|view| view.bootstrap = began);
     watcher(front.view.subscribe());
-    let index = Index::open(&ground.config.data_dir).await;
     let hashing = front.view.clone();
     let mut tell = move |far| hashing.send_modify(|view| view.loading = Some(far));
-    let resources = resources::Resources::find(&ground.config, &ground.store, &index, &mut tell).await?;
+    let (config, store, moving) = (ground.config.clone(), ground.store.clone(), owner.moving());
+    let opening = async move {
+        let index = Index::open(&config.data_dir).await;
+        let resources = resources::Resources::find(&config, &store, &index, &mut tell).await?;
+        let lenders = resources::lenders(&config, &moving)?;
+        Ok::<_, NodeError>((index, resources, lenders))
+    };
+    let Some((index, resources, lenders)) = unless_ended(&stop, opening).await? else {
+        tracing::info!("ends before it has joined its swarm: its models were still being read, hashed or measured");
+        last_bytes(&front.end, front.serving).await;
+        ground.store.remove_file(HTTP_FILE);
+        ground.store.remove_file(TOKEN_FILE);
+        ground.ends.cancel();
+        ground.last_tasks().await;
+        return Ok(());
+    };
     let (giver, stocks) = (Giver::default(), Stocks::default());
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (offence_reporter, offence_receiver) = OffenceReporter::channel();
@@ -143,7 +159,6 @@ pub async fn run(
     let alone = reachability::watch::watch(ground.invite.swarm, member, front.view.clone());
     ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(alone));
     let (roster_writer, roster) = Roster::channel();
-    let lenders = resources::lenders(&ground.config, &owner.moving())?;
     let (advert, shelf, links) =
         (Advert { encoders: lenders.cards(), ..resources.advert.clone() }, resources.shelf(), planes.links);
     let fallback = ground.fallback(&advert);
@@ -280,14 +295,17 @@ pub async fn run(
     driver.run(stop, drained(worker, still_open)).await;
 
     // In reverse: what others need is gone last.
-    front.end.cancel();
-    let _ = timeout(LAST_BYTES, futures::future::join_all(front.serving)).await;
+    last_bytes(&front.end, front.serving).await;
     ends.cancel();
     links.close();
-    tasks.close();
-    let _ = timeout(LAST_TASKS, tasks.wait()).await;
-    tracing::debug!(left = ?crate::tasks::running(), "tasks that have not ended");
+    ground.last_tasks().await;
     Ok(())
+}
+
+/// Takes no new clients, and waits until those that are there have their last bytes.
+async fn last_bytes(end: &CancellationToken, serving: Vec<JoinHandle<std::io::Result<()>>>) {
+    end.cancel();
+    let _ = timeout(LAST_BYTES, futures::future::join_all(serving)).await;
 }
 
 /// What everything else stands on.
@@ -389,6 +407,13 @@ impl Ground {
             tasks,
             ends,
         })
+    }
+
+    /// Waits for tasks that were told to end.
+    async fn last_tasks(&self) {
+        self.tasks.close();
+        let _ = timeout(LAST_TASKS, self.tasks.wait()).await;
+        tracing::debug!(left = ?crate::tasks::running(), "tasks that have not ended");
     }
 
     async fn front(&self, controls: Controls) -> Result<Front, NodeError> {

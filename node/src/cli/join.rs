@@ -23,6 +23,7 @@ use crate::{
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -62,12 +63,15 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let is_watched = status_line::is_watched() && !matches.get_flag("verbose");
     let fixed = is_watched.then(|| fixed(settings, config.name.clone()));
     let stop = CancellationToken::new();
-    let end = crate::tasks::spawn("signals", handle_signals(stop.clone()));
+    let shown = Arc::<OnceLock<watch::Receiver<SwarmView>>>::default();
+    let end = crate::tasks::spawn("signals", handle_signals(stop.clone(), shown.clone()));
     let (began, is_invited) = (Instant::now(), matches!(config.membering, Membering::Invited(_)));
     if is_watched && is_invited {
         status_line::show(board::coloured(phases::proves(), status_line::is_coloured()));
     }
-    let watch = |view| {
+    let watch = |view: watch::Receiver<SwarmView>| {
+        // It is called once.
+        let _ = shown.set(view.clone());
         match fixed {
             Some(fixed) => {
                 // Before there is something to watch a peer is let in, and does little else.
@@ -96,7 +100,7 @@ fn fixed(settings: &Settings, name: String) -> Fixed {
 }
 
 /// The first signal drains, the second ends at once.
-async fn handle_signals(stop: CancellationToken) {
+async fn handle_signals(stop: CancellationToken, shown: Arc<OnceLock<watch::Receiver<SwarmView>>>) {
     let Ok(mut signals) = Signals::to_end() else {
         return tracing::warn!("signals are not heard: stop this peer with kill -9");
     };
@@ -107,8 +111,23 @@ async fn handle_signals(stop: CancellationToken) {
             std::process::exit(130);
         }
         first = false;
-        status_line::above(b"leaving: waiting for what runs here to end; once more to end at once\n");
+        let said = shown.get().map_or_else(|| parting(None), |view| parting(Some(&view.borrow())));
+        status_line::above(format!("{said}\n").as_bytes());
         stop.cancel();
+    }
+}
+
+/// What is said to who ends a peer: what is waited for, or what it was at before anything ran here.
+fn parting(view: Option<&SwarmView>) -> String {
+    let Some(view) = view else { return "ending: it was opening its data folder, or asking to be let in".into() };
+    match (&view.readiness, view.loading) {
+        (Readiness::Probing, Some(far)) if far.done < far.total => format!(
+            "ending: it was hashing its models ({} of {}); files that were hashed whole are not hashed again",
+            Size(far.done),
+            Size(far.total)
+        ),
+        (Readiness::Probing, _) => "ending: it was reading its models and measuring this machine".into(),
+        _ => "leaving: waiting for what runs here to end; once more to end at once".into(),
     }
 }
 
@@ -234,5 +253,27 @@ fn count(view: &SwarmView) -> String {
     match view.peers.len() {
         1 => "1 peer".into(),
         n => format!("{n} peers"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::tests::view;
+    use tsnode_kernels::load::LoadProgress;
+
+    #[test]
+    fn who_ends_a_peer_that_starts_is_told_what_it_was_at() {
+        let at = |readiness, done, total| {
+            let loading = Some(LoadProgress { done, total });
+            parting(Some(&SwarmView { readiness, loading, ..view() }))
+        };
+        let hashing = at(Readiness::Probing, 1 << 30, 4 << 30);
+        assert!(hashing.starts_with("ending: it was hashing its models (1.0 GiB of 4.0 GiB)"), "{hashing}");
+        let measuring = "ending: it was reading its models and measuring this machine";
+        assert_eq!(at(Readiness::Probing, 4 << 30, 4 << 30), measuring);
+        assert_eq!(parting(Some(&SwarmView { readiness: Readiness::Probing, ..view() })), measuring);
+        assert!(at(Readiness::Loading, 1, 2).starts_with("leaving: waiting for what runs here to end"));
+        assert!(parting(None).starts_with("ending: it was opening its data folder"));
     }
 }
