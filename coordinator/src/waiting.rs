@@ -303,7 +303,7 @@ impl fmt::Display for NotReady {
 }
 
 /// Bytes in units that people read.
-struct Mib(u64);
+pub(crate) struct Mib(pub(crate) u64);
 
 impl fmt::Display for Mib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

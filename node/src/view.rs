@@ -93,6 +93,9 @@ pub struct SwarmView {
     /// Whether this peer lends its devices.
     #[serde(default)]
     pub lending: Lending,
+    /// Why the adopted plan has nothing for what is lent here, and what to do; none where it has, or nothing is lent.
+    #[serde(default)]
+    pub left_out: Option<String>,
     /// How far the stage is that is being loaded here.
     #[serde(default)]
     pub loading: Option<LoadProgress>,
@@ -199,6 +202,7 @@ impl SwarmView {
             readiness: Readiness::Probing,
             waiting: None,
             lending: Default::default(),
+            left_out: None,
             loading: None,
             weights: Default::default(),
             in_use: Default::default(),

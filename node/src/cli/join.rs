@@ -155,7 +155,7 @@ async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed, proved: O
 async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut last = String::new();
     let mut worth = None;
-    let (mut alone, mut named, mut linked) = (None, Vec::<Trouble>::new(), None);
+    let (mut alone, mut named, mut linked, mut left_out) = (None, Vec::<Trouble>::new(), None, None);
     let mut looked = None::<Instant>;
     let (mut loading, mut fetching) = (Loading::default(), ModelArrival::default());
     loop {
@@ -172,6 +172,12 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
             say!("{trouble}");
         }
         named = troubles;
+        // Once for each reason, whatever plans come between.
+        let why = view.borrow().left_out.clone();
+        if why.is_some() && why != left_out {
+            why.iter().for_each(|why| say!("{}", harmless(why)));
+            left_out = why;
+        }
         let line = describe(&view.borrow_and_update());
         if line != last {
             say!("{line}");

@@ -105,6 +105,7 @@ fn work(view: &SwarmView) -> Vec<StatusRow> {
     }
     if mine.is_empty() && view.plan.is_some() {
         rows.push(("does", "passes requests on to those who compute; the plan has no other work for it".into()));
+        rows.extend(view.left_out.iter().map(|why| ("left out", harmless(why))));
     }
     if let Some(load) = own(view).map(|own| own.load).filter(|_| !mine.is_empty()) {
         let used = load.total_pages.saturating_sub(load.free_pages);
@@ -376,6 +377,17 @@ mod tests {
             s = ""
         );
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn who_is_left_out_of_the_plan_says_why_and_what_to_do() {
+        let why = "this machine is not in the present plan: tsnode limits set --memory SIZE lends more\u{1b}[2J";
+        let spare = SwarmView { me: PeerId([4; 32]), left_out: Some(why.into()), ..served() };
+        let told = lines(&spare, false).join(" ");
+        assert!(told.contains("left out  this machine is not in the present plan: tsnode limits set"), "{told}");
+        assert!(!told.contains('\u{1b}'), "{told}");
+        let at_work = SwarmView { left_out: None, ..served() };
+        assert!(!lines(&at_work, false).join(" ").contains("left out"));
     }
 
     #[test]

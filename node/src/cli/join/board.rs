@@ -41,7 +41,7 @@ impl Board {
             if self.0.get(&(label, nth)) != Some(&text) {
                 // Sentences go on below; what is to be copied stays whole.
                 match label {
-                    "lends" | "links" | "waits" | "trouble" => lines.extend(wrapped(label, LABELS, &text)),
+                    "lends" | "links" | "waits" | "left out" | "trouble" => lines.extend(wrapped(label, LABELS, &text)),
                     _ => lines.push(format!("{}{text}", padded(label, LABELS))),
                 }
                 self.0.insert((label, nth), text);
@@ -81,6 +81,7 @@ fn rows(view: &SwarmView, fixed: &Fixed) -> Vec<(&'static str, String)> {
     match view.readiness {
         Readiness::Ready => {
             rows.push(("role", short(role(view))));
+            rows.extend(view.left_out.iter().map(|why| ("left out", harmless(why))));
             rows.extend(ways::told(view).map(|told| ("links", harmless(&told))));
         }
         // The line that changes has no room for it.
@@ -278,6 +279,11 @@ role     decode, layers 0..2 of 4, leads"
         let gateway = SwarmView { plan: None, ..view() };
         let spare = board.news(&gateway, &fixed).concat();
         assert!(spare.starts_with("role     spare: the plan has no use for it yet"), "{spare}");
+        let why = "this machine is not in the present plan: nothing has to be done".to_owned();
+        let left_out = SwarmView { left_out: Some(why.clone()), ..gateway.clone() };
+        assert_eq!(board.news(&left_out, &fixed), [format!("left out {why}")]);
+        let in_plan_for_a_while = [board.news(&view(), &fixed), board.news(&left_out, &fixed)].concat();
+        assert!(in_plan_for_a_while.iter().all(|line| line.starts_with("role")), "{in_plan_for_a_while:?}");
         let mut gateway = gateway;
         gateway.peers[0].advert.devices.clear();
         assert_eq!(board.news(&gateway, &fixed), ["role     gateway: takes requests, others compute them"]);

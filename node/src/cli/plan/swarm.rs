@@ -41,6 +41,9 @@ pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<()
         return Ok(());
     };
     print(&view, plan)?;
+    if let Some(why) = view.left_out.as_ref().filter(|_| is_set(matches, "why")) {
+        say!("\n{}", harmless(why));
+    }
     for why in &reasons {
         say!("\n{}", explained(why, &view, is_set(matches, "verbose")).join("\n"));
     }

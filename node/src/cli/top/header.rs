@@ -32,6 +32,7 @@ pub(super) fn title(view: &SwarmView) -> String {
 /// What this machine lends, what it does, and how fast; what its owner should see to.
 pub(super) fn lines(view: &SwarmView) -> Vec<LabelledText> {
     let mut rows = vec![("does", does(view)), ("lends", status::lent(view)), ("memory", memory(view))];
+    rows.extend(view.left_out.iter().map(|why| ("left out", harmless(why))));
     rows.extend(view.troubles.iter().map(|trouble| ("trouble", harmless(&trouble.to_string()))));
     rows
 }

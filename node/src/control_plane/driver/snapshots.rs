@@ -13,9 +13,7 @@ use tsnode_coordinator::{
     cards,
     control::{Member, Presence},
     default_model::default_model,
-    fallback::Fallback,
     gateway::View,
-    lending::Lending,
     settings::SwarmSettings,
     trust::CutOff,
     witnesses::Witnesses,
@@ -39,6 +37,7 @@ impl Driver {
             old.clone_from(&adverts);
             changed
         });
+        self.find_place(&adverts);
         self.show_gateway(&up, reachable);
         self.show_everyone(&up, &adverts, changed, leaving);
     }
@@ -116,8 +115,8 @@ impl Driver {
         let ages = links.iter().map(|m| (m.link.to, m.age.as_secs_f64())).collect();
         let ends = links.iter().filter_map(|m| Some((m.link.to, m.at?))).collect();
         let readiness = readiness(control, self.changeover.routed().map(|plan| &**plan), up, leaving);
-        let yields = self.fallback.as_ref().is_some_and(Fallback::yields) && self.owner.lending() == Lending::Lends;
-        let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
+        let lending = self.lending();
+        let left_out = self.reasons.left_out.as_ref().map(ToString::to_string);
         let waiting = self.waits(&readiness, lending);
         let settings = SwarmSettings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
         let spot_checks = self.offence_receiver.spot_checked();
@@ -128,6 +127,7 @@ impl Driver {
             view.readiness = readiness;
             view.waiting = waiting;
             view.lending = lending;
+            view.left_out = left_out;
             view.settings = settings;
             view.epoch = control.epoch();
             view.term = control.term();

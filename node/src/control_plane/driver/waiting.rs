@@ -6,11 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tsnode_coordinator::{
     control::{Control, Member},
+    fallback::Fallback,
     lending::Lending,
-    planner::live::{Shortfall, shortfalls},
+    planner::{
+        left_out::{LeftOut, left_out},
+        live::{Shortfall, shortfalls},
+    },
     waiting::{self, NotReady, PeerSighting, PeerStage, WaitingView},
 };
-use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan, codec};
+use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan, PlanId, codec};
 
 /// What is known of why a peer waits, beside what the control machine knows.
 #[derive(Default)]
@@ -21,6 +25,10 @@ pub struct Reasons {
     pub(super) version: Option<u16>,
     /// Which models what is lent cannot hold, by these adverts.
     pub(super) short: (Adverts, Vec<Shortfall>),
+    /// By which plan and adverts it was last looked why the plan has nothing for this peer.
+    placed: (Option<PlanId>, Adverts),
+    /// Why the plan has nothing for what is lent here.
+    pub(super) left_out: Option<LeftOut>,
 }
 
 impl Reasons {
@@ -50,6 +58,30 @@ impl Driver {
             shortfalls(&adverts.iter().map(|(peer, advert)| (*peer, advert)).collect())
         };
         self.reasons.short = (adverts, short);
+    }
+
+    /// Whether this peer lends its devices, and if not why.
+    pub(super) fn lending(&self) -> Lending {
+        let yields = self.fallback.as_ref().is_some_and(Fallback::yields) && self.owner.lending() == Lending::Lends;
+        if yields { Lending::OtherModel } else { self.owner.lending() }
+    }
+
+    /// Finds out why the plan has nothing for what is lent here, where it or adverts have changed, and says what is new of that.
+    pub(super) fn find_place(&mut self, adverts: &Adverts) {
+        let plan = self.control.plan_id();
+        if self.reasons.placed.0 == plan && Arc::ptr_eq(&self.reasons.placed.1, adverts) {
+            return;
+        }
+        self.reasons.placed = (plan, adverts.clone());
+        let members = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
+        let lends = self.lending() == Lending::Lends;
+        let why = self.control.plan().filter(|_| lends).and_then(|plan| left_out(plan, &members, self.control.me()));
+        let said = self.reasons.left_out.take();
+        let why = why.map(|why| why.after(said.clone()));
+        if let Some(why) = why.as_ref().filter(|why| said.as_ref() != Some(*why)) {
+            tracing::info!(%why, "left out of the plan");
+        }
+        self.reasons.left_out = why;
     }
 
     /// Why no requests are taken here.
