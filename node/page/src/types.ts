@@ -105,6 +105,7 @@ export interface View {
   readiness: { stage: string };
   waiting?: unknown;
   lending: string;
+  left_out?: string | null;
   loading?: { done: number; total: number } | null;
   weights: { stages: number; bytes: number };
   in_use: { weights: number; kv: number };

@@ -196,6 +196,7 @@ function Role({ view }: { view: View }) {
           None in the plan that is in force, so it computes nothing now. Why the plan is as it is, is under <a href="#/swarm">Swarm</a>.
         </p>
       )}
+      {groups.length === 0 && view.left_out && <p>{`${view.left_out.charAt(0).toUpperCase()}${view.left_out.slice(1)}.`}</p>}
       <ul>
         {groups.map((group) => {
           const mine = group.stages.filter((stage) => stage.peer === view.me);
