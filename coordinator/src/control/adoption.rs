@@ -173,9 +173,15 @@ impl Control {
 
     /// Looks again at a certificate that came before what it is to be judged by.
     pub(super) fn retry_certificate(&mut self, out: &mut Vec<Action>) {
-        if let Some(shown) = self.adoption.shown.take().filter(|s| self.now < s.heard + CATCH_UP) {
+        let (now, catch_up) = (self.now, self.catch_up());
+        if let Some(shown) = self.adoption.shown.take().filter(|s| now < s.heard + catch_up) {
             self.follow(shown, out);
         }
+    }
+
+    /// How long what does not fit this peer's view waits for it: on a full computer as much longer as all else.
+    fn catch_up(&self) -> Duration {
+        CATCH_UP + self.health.backlog()
     }
 
     /// Whether a plan stands, is possible, and has no rival that this peer has just endorsed.
@@ -183,8 +189,7 @@ impl Control {
         let (me, id) = (self.config.me, plan.id());
         // An old certificate that somebody shows again says nothing of what stands.
         let stands = self.members().any(|(peer, m)| *peer != me && m.heartbeat.plan == Some(id));
-        let votes_elsewhere =
-            self.ballot.waits_until(self.config.patience / 2).is_some_and(|at| self.to_come(at).is_some());
+        let votes_elsewhere = self.ballot.waits_until(self.chance() / 2).is_some_and(|at| self.to_come(at).is_some());
         stands && !votes_elsewhere && plan_check::feasible(&plan.groups, &self.planned_members()).is_ok()
     }
 
@@ -267,13 +272,13 @@ impl Control {
         let Some(proposal) = self.adoption.proposals.get(&id).filter(|p| !p.judged) else { return };
         let Some(Proposed { plan, by, .. }) = &proposal.plan else { return };
         // Another one was endorsed just now: it may have its chance before votes are split.
-        if let Some(free) = self.ballot.waits_until(self.config.patience / 2).and_then(|at| self.to_come(at)) {
+        if let Some(free) = self.ballot.waits_until(self.chance() / 2).and_then(|at| self.to_come(at)) {
             self.next_look = self.next_look.min(free);
             return;
         }
         let (plan, by, heard) = (plan.clone(), *by, proposal.heard);
         let verdict = self.verdict(&plan, by);
-        let late = self.now >= heard + CATCH_UP;
+        let late = self.now >= heard + self.catch_up();
         match verdict {
             Ok(()) => {
                 self.proposal(id).judged = true;

@@ -14,6 +14,39 @@ const ALONE: u32 = 3;
 /// How long two plans may stand side by side before a new one settles it.
 const DISPUTE: Duration = Duration::from_secs(4);
 
+/// On a full computer a turn lasts longer by what waits there, by twice as much after a turn that brought no plan, and so on for so many
+/// turns, as raft's candidates wait longer after a split vote; by so much at most.
+const DOUBLINGS: u32 = 4;
+const LONGER_AT_MOST: Duration = Duration::from_secs(20);
+
+/// One of the turns that pass while a plan is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Turn {
+    number: usize,
+    lasts: Duration,
+    /// When it is over, from when a plan was needed.
+    over: Duration,
+}
+
+impl Turn {
+    /// The one that goes on after so long, where each lasts for `patience`, and longer by what waits here. Turns that are over before
+    /// those who are to come later have heard what was proposed in them split votes, each time anew.
+    fn after(waited: Duration, patience: Duration, backlog: Duration) -> Self {
+        let lasts = |number: u32| patience + (backlog * 2u32.pow(number.min(DOUBLINGS))).min(LONGER_AT_MOST);
+        let (mut number, mut over) = (0, lasts(0));
+        while number < DOUBLINGS && over <= waited {
+            number += 1;
+            over += lasts(number);
+        }
+        // From here on one is as long as another.
+        let lasts = lasts(number).max(Duration::from_millis(1));
+        let passed = if over <= waited { (waited - over).as_millis() / lasts.as_millis() + 1 } else { 0 };
+        let passed = u32::try_from(passed).unwrap_or(u32::MAX);
+        let number = (number as usize).saturating_add(passed as usize);
+        Self { number, lasts, over: over + lasts.saturating_mul(passed) }
+    }
+}
+
 /// Whose turn of `ranks` it is: 0 1 2 3, 2 3 4 5, 4 5 6 7 and so on, so that one at a time proposes, everybody comes to
 /// it, and each twice soon after another.
 fn whose(turn: usize, ranks: usize) -> usize {
@@ -91,26 +124,36 @@ impl Control {
     }
 
     fn is_my_turn(&mut self, pressing: bool) -> bool {
-        let (me, now, patience) = (self.config.me, self.now, self.config.patience);
+        let me = self.config.me;
         if !pressing {
             return true;
         }
-        let since = self.turn.needed_since.unwrap_or(now);
-        let turn = ((now - since).as_millis() / patience.as_millis().max(1)) as usize;
+        let since = self.turn.needed_since.unwrap_or(self.now);
+        let turn = self.turn_now();
         let ranks = &self.derive().ranks;
-        let mine = ranks.get(whose(turn, ranks.len())) == Some(&me);
+        let mine = ranks.get(whose(turn.number, ranks.len())) == Some(&me);
         if !mine {
-            let next = since + patience * (turn as u32 + 1);
-            self.next_look = self.next_look.min(next);
+            self.next_look = self.next_look.min(since.saturating_add(turn.over));
         }
         mine
+    }
+
+    /// The turn that goes on now; the first while no plan is needed.
+    fn turn_now(&self) -> Turn {
+        let waited = self.turn.needed_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since));
+        Turn::after(waited, self.config.patience, self.health.backlog())
+    }
+
+    /// How long a plan that was proposed or endorsed has its chance: as long as a turn lasts now.
+    pub(super) fn chance(&self) -> Duration {
+        self.turn_now().lasts
     }
 
     /// A proposal that was endorsed here, or made here, has its chance first.
     fn others_have_a_chance(&self) -> bool {
         let waits = |until: Option<Time>| until.is_some_and(|until| self.now < until);
-        waits(self.turn.proposed_at.map(|at| at + self.config.patience))
-            || waits(self.ballot.waits_until(self.config.patience))
+        let chance = self.chance();
+        waits(self.turn.proposed_at.map(|at| at + chance)) || waits(self.ballot.waits_until(chance))
     }
 
     /// Quiet to wait for. Who starts alone has most likely company on its way: a plan made just before it comes would be
@@ -133,7 +176,8 @@ impl Control {
     }
 
     pub(super) fn is_astray(&self, m: &Member) -> bool {
-        let for_long = m.dispute.is_for_long(self.now, DISPUTE);
+        // Where words wait, what brought others to their plan may be on its way still.
+        let for_long = m.dispute.is_for_long(self.now, DISPUTE + self.health.backlog());
         let followed = (m.heartbeat.epoch, m.heartbeat.term);
         for_long && m.heartbeat.plan.is_some() && followed >= self.followed() && !self.is_far(followed)
     }
@@ -161,5 +205,35 @@ impl Control {
         let term = Term(used.into_iter().flatten().max().map_or(0, |t| t.0.saturating_add(1)));
         let PlanDraft { groups, routes, chosen, reason } = draft;
         Plan { epoch, term, parent: self.plan_id(), groups, routes, chosen, reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(2);
+
+    fn turns(backlog: u64, waited: impl IntoIterator<Item = u64>) -> Vec<usize> {
+        let backlog = Duration::from_secs(backlog);
+        waited.into_iter().map(|s| Turn::after(Duration::from_secs(s), PATIENCE, backlog).number).collect()
+    }
+
+    #[test]
+    fn where_nothing_waits_turns_are_all_as_long() {
+        assert_eq!(turns(0, [0, 1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 3600]), [0, 0, 1, 1, 2, 3, 4, 4, 5, 5, 6, 1800]);
+        let last = Turn::after(Duration::from_millis(13_900), PATIENCE, Duration::ZERO);
+        assert_eq!((last.number, last.lasts, last.over), (6, PATIENCE, Duration::from_secs(14)));
+    }
+
+    /// 2 s, and of words that wait for 3 s: 3, 6, 12, and then 20 s, the most.
+    #[test]
+    fn where_words_wait_each_turn_is_longer_than_the_one_before_within_bounds() {
+        assert_eq!(turns(3, [0, 4, 5, 12, 13, 26, 27, 48, 49, 70, 71, 93]), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6]);
+        for waited in [0, 4, 5, 30, 60, 100, 3600] {
+            let turn = Turn::after(Duration::from_secs(waited), PATIENCE, Duration::from_secs(3));
+            let waited = Duration::from_secs(waited);
+            assert!(turn.over > waited && turn.over - turn.lasts <= waited && turn.lasts <= PATIENCE + LONGER_AT_MOST);
+        }
     }
 }

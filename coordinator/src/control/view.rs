@@ -341,7 +341,8 @@ impl Control {
 
     /// Somebody is there whose advert is still on its way: a plan made now would leave it out.
     pub(super) fn awaits_adverts(&self) -> bool {
-        let new = |m: &Member| m.advert.is_none() && self.now < m.first_heard + ADVERT_PATIENCE;
+        let patience = ADVERT_PATIENCE + self.health.backlog();
+        let new = |m: &Member| m.advert.is_none() && self.now < m.first_heard + patience;
         self.members.values().any(|m| new(m))
     }
 

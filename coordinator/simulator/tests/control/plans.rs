@@ -2,6 +2,7 @@
 
 use super::{all_is_well, coordinator, seconds};
 use std::ops::Range;
+use std::time::Duration;
 use tsnode_coordinator::{
     control::Event,
     members::Members,
@@ -63,6 +64,30 @@ fn a_search_holds_nothing_up_and_what_it_finds_is_judged_by_what_has_happened_si
         all_is_well(&mut world);
         let figures = &world.checks.figures;
         assert_eq!((figures.false_deaths, figures.excused_deaths), (0, 0), "seed {seed}");
+    }
+}
+
+/// Each message is handled five seconds after it was said, as where many peers share a full computer, and every peer knows that words wait by
+/// one through its own queues. Turns that are over before others have heard what was proposed in them make one rank after another propose.
+#[test]
+fn where_all_is_handled_late_one_plan_is_proposed_and_not_one_in_each_turn() {
+    // In none of them an epoch ends meanwhile.
+    for seed in [1, 3, 4] {
+        let mut world = World::planned_by(Sketch, seed);
+        for n in 0..12 {
+            let n = world.add(sample::advert(n));
+            world.net.lags.insert(n, seconds(5));
+            world.start(n);
+            (0..40).for_each(|_| world.tell(n, Event::CameThrough(seconds(1))));
+        }
+        let adopted = (0..240).find(|_| {
+            world.wait(Duration::from_millis(250));
+            world.common_plan().is_ok()
+        });
+        let proposed = world.checks.figures.said.get("plan").map_or(0, |said| said.0);
+        assert_eq!((adopted.is_some(), proposed), (true, 1), "seed {seed}");
+        world.wait(seconds(12));
+        all_is_well(&mut world);
     }
 }
 
