@@ -20,8 +20,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// and of all peers of one host together no more than fifty a second are to do so.
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_SHARE: Duration = Duration::from_millis(20);
-/// Between two words about links, at least, and so much more for each link: everybody hears of every one, so that of all
-/// peers together no more than five a second are said.
+/// Between two words about links, at least, and so much more for each link, or for each who hears it where fewer are measured: everybody
+/// hears of every one, so that of all peers together no more than five a second are said.
 const WORD: Duration = Duration::from_secs(1);
 const WORD_SHARE: Duration = Duration::from_millis(200);
 /// How often what traffic shows is looked at between rounds.
@@ -33,7 +33,7 @@ const SUDDEN: f64 = 0.3;
 /// So is latency that has moved by less than threads are late (seconds).
 const LATE: f64 = 0.5e-3;
 
-/// Probes every peer in turn until `stop`.
+/// Probes in turn all to whom the link counts, until `stop`.
 pub(crate) async fn run(
     me: PeerId,
     links: Links,
@@ -63,12 +63,15 @@ struct Told {
     at: Option<Instant>,
     /// There was news, too soon to say it.
     owes: bool,
+    /// How many hear it for each that is measured from here.
+    hearers: usize,
 }
 
 impl Told {
     /// When the next word may be said.
     fn free(&self) -> Option<Instant> {
-        let share = WORD_SHARE * u32::try_from(self.links.len()).unwrap_or(u32::MAX);
+        let hears = self.links.len().saturating_mul(self.hearers);
+        let share = WORD_SHARE.saturating_mul(u32::try_from(hears).unwrap_or(u32::MAX));
         self.at.map(|at| at + WORD.max(share))
     }
 
@@ -88,11 +91,13 @@ impl Prober {
         let mut turns = self.links.turns();
         loop {
             turns.mark_unchanged();
-            let others = roster.others(me);
+            let (others, worth) = (roster.others(me), roster.worth_measuring(me));
             self.measured.retain(|peer| others.iter().any(|(other, _)| other == peer));
             let here = others.iter().filter(|(_, addresses)| addresses.iter().any(|at| at.ip().is_loopback())).count();
             let (mut wait, least) = (EVERY, pause(here));
-            for (peer, addresses) in others {
+            self.told.hearers = others.len().div_ceil(worth.len().max(1));
+            let (measured, left_out): (Vec<_>, Vec<_>) = others.into_iter().partition(|(peer, _)| worth.contains(peer));
+            for (peer, addresses) in measured {
                 let began = Instant::now();
                 let measured = self.probe(peer, &addresses).await;
                 if measured.is_none() {
@@ -105,10 +110,16 @@ impl Prober {
                 sleep(measured.map_or(least, |rest| rest.max(began.elapsed()).max(least))).await;
             }
             // A link that has taken another way is another link, and one that has lost its way is to find another.
-            let until = Instant::now() + wait;
+            let rested = Instant::now();
+            let mut until = rested + wait;
             while Instant::now() < until && timeout(self.look(), turns.changed()).await.is_err() {
                 if !self.tell(SUDDEN).await {
                     return;
+                }
+                // Who lends from now on is planned with before long.
+                let worth = roster.worth_measuring(me);
+                if left_out.iter().any(|(peer, _)| worth.contains(peer)) {
+                    until = until.min(rested + AGAIN);
                 }
             }
         }
@@ -142,7 +153,7 @@ impl Prober {
         if !self.told.is_due(now, &links, news) {
             return !self.news.is_closed();
         }
-        self.told = Told { links: links.clone(), at: Some(now), owes: false };
+        self.told = Told { links: links.clone(), at: Some(now), owes: false, hearers: self.told.hearers };
         self.news.send(links).await.is_ok()
     }
 }
@@ -181,10 +192,13 @@ mod tests {
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
         let mut told = Told::default();
         assert!(told.is_due(at(0.0), &links(40, 1e6), NEWS) && !told.owes, "the first is said at once");
-        told = Told { links: links(40, 1e6), at: Some(at(0.0)), owes: false };
-        assert!(!told.is_due(at(7.9), &links(40, 1.1e6), NEWS) && told.owes);
-        assert!(told.is_due(at(8.0), &links(40, 1.1e6), SUDDEN), "what is owed is no news by a coarser measure");
-        told = Told { links: links(2, 1e6), at: Some(at(0.0)), owes: false };
+        // Of forty others all are measured, or the four of them that lend.
+        for (many, hearers) in [(40, 1), (4, 10)] {
+            told = Told { links: links(many, 1e6), at: Some(at(0.0)), owes: false, hearers };
+            assert!(!told.is_due(at(7.9), &links(many, 1.1e6), NEWS) && told.owes);
+            assert!(told.is_due(at(8.0), &links(many, 1.1e6), SUDDEN), "what is owed is no news by a coarser measure");
+        }
+        told = Told { links: links(2, 1e6), at: Some(at(0.0)), owes: false, hearers: 1 };
         assert!(!told.is_due(at(0.9), &links(2, 2e6), NEWS) && told.is_due(at(1.0), &links(2, 2e6), NEWS));
         assert!(!told.is_due(at(1.0), &links(2, 1e6), NEWS) && !told.owes, "as it was said");
     }

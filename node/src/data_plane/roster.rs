@@ -1,6 +1,6 @@
 //! Who is in the swarm and where their data plane listens: written by the driver, read by everyone who dials.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -93,6 +93,17 @@ impl Roster {
         others.map(|(peer, a)| (*peer, a.data_addresses.clone())).collect()
     }
 
+    /// To whom the link from `me` counts: KV, activations, tokens and weights come from a host that lends, or go to one. Nothing that is
+    /// planned goes from one gateway to another.
+    #[must_use]
+    pub fn worth_measuring(&self, me: PeerId) -> BTreeSet<PeerId> {
+        let adverts = self.adverts.borrow();
+        let lends = |a: &Advert| !(a.devices.is_empty() && a.encoders.is_empty());
+        let is_lender = adverts.get(&me).is_none_or(lends);
+        let others = adverts.iter().filter(|(peer, a)| **peer != me && (is_lender || lends(a)));
+        others.map(|(peer, _)| *peer).collect()
+    }
+
     /// Peers that say they have `model`.
     #[must_use]
     pub fn holders(&self, model: ModelId) -> Vec<PeerId> {
@@ -111,5 +122,22 @@ impl Roster {
     #[must_use]
     pub fn cards(&self, model: ModelId) -> Vec<SaidCard> {
         cards::said(model, self.adverts.borrow().iter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_coordinator::sample;
+
+    #[test]
+    fn a_link_counts_where_one_of_its_ends_lends() {
+        let (writer, roster) = Roster::channel();
+        let [gateway, other, lender, newcomer] = [1, 2, 3, 4].map(|n| PeerId([n; 32]));
+        let adverts = [(gateway, sample::gateway(1)), (other, sample::gateway(2)), (lender, sample::advert(3))];
+        writer.adverts.send_replace(Arc::new(BTreeMap::from(adverts)));
+        assert_eq!(roster.worth_measuring(gateway), BTreeSet::from([lender]));
+        assert_eq!(roster.worth_measuring(lender), BTreeSet::from([gateway, other]));
+        assert_eq!(roster.worth_measuring(newcomer).len(), 3, "it has not heard itself yet");
     }
 }
