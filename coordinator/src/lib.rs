@@ -19,6 +19,7 @@ pub mod gate;
 pub mod gateway;
 pub mod kv_streams;
 pub mod layout;
+pub mod left_out;
 pub mod lending;
 pub mod links;
 pub mod liveness_probe;

@@ -1,7 +1,6 @@
 //! Plan flow 4: makes a plan from a view of the swarm: the scheduler's, or the groups a person laid out.
 
 pub mod fetching;
-pub mod left_out;
 mod light;
 pub mod live;
 pub mod reranking;

@@ -7,11 +7,9 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     control::{Control, Member},
     fallback::Fallback,
+    left_out::{LeftOut, left_out},
     lending::Lending,
-    planner::{
-        left_out::{LeftOut, left_out},
-        live::{Shortfall, shortfalls},
-    },
+    planner::live::{Shortfall, shortfalls},
     waiting::{self, NotReady, PeerSighting, PeerStage, WaitingView},
 };
 use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan, PlanId, codec};

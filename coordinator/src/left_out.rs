@@ -1,5 +1,5 @@
 //! Why a plan has nothing for a peer that lends devices, as far as one view tells without making other plans
-//! (`live::why` makes them), and what its owner can do.
+//! (`planner::live::why` makes them), and what its owner can do.
 
 use crate::{members::Members, waiting::Mib};
 use std::{collections::BTreeSet, fmt};
