@@ -243,10 +243,12 @@ impl Golden {
         &self.files.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}")).1
     }
 
-    /// Who was killed may have left a process that opens the index of weights to see whether it can be: that ends by itself.
-    fn remove(&self) {
+    /// An empty folder. Who was killed may have left a process that opens the index of weights to see whether it can be, and makes the
+    /// folder for that: it ends by itself.
+    fn empty(&self) {
         let began = Instant::now();
-        while let Err(error) = fs::remove_dir_all(&self.folder) {
+        let emptied = || fs::remove_dir_all(&self.folder).and_then(|()| fs::create_dir(&self.folder));
+        while let Err(error) = emptied() {
             assert!(began.elapsed() < Duration::from_secs(10), "{error}");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -254,8 +256,7 @@ impl Golden {
 
     /// Puts all back as it was, but for these.
     fn with(&self, broken: &[(&str, Vec<u8>)]) {
-        self.remove();
-        fs::create_dir(&self.folder).unwrap();
+        self.empty();
         for (name, bytes) in &self.files {
             let bytes = broken.iter().find(|(n, _)| n == name).map_or(bytes, |(_, bytes)| bytes);
             let path = self.folder.join(name);
