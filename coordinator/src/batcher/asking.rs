@@ -23,7 +23,10 @@ impl Batcher {
         }
         // A group of one stage knows after the step that runs who has pages, and a moment later than what was sampled: a step without
         // who came meanwhile would be all that a prompt waits for. Of more stages the answers come round the ring.
-        if self.config.stages == 1 && !self.steps.are_on_the_way() && self.sequences.values().any(Sequence::is_let_in) {
+        if self.config.stages == 1
+            && !self.steps.are_on_the_way()
+            && self.sequences.values().any(Sequence::awaits_admission)
+        {
             return;
         }
         let kv_comes = self.sequences.values().any(Sequence::kv_comes);

@@ -138,7 +138,7 @@ impl Sequence {
     }
 
     /// Whether the stages have yet to say if it has pages for what it will compute at once.
-    pub fn is_let_in(&self) -> bool {
+    pub fn awaits_admission(&self) -> bool {
         !self.awaits_kv() && matches!(self.state, State::Admitting(_))
     }
 
