@@ -1,9 +1,13 @@
 //! Why a plan has nothing for a peer that lends devices, as far as one view tells without making other plans
 //! (`planner::live::why` makes them), and what its owner can do.
 
+mod devices;
+
+pub use devices::{NotUsed, UnusedDevices, unused_devices};
+
 use crate::{members::Members, waiting::Mib};
 use std::{collections::BTreeSet, fmt};
-use tsnode_protocol::{Advert, Group, Link, ModelCard, ModelId, PeerId, Plan, Served};
+use tsnode_protocol::{Advert, Device, Group, Link, ModelCard, ModelId, PeerId, Plan, Served};
 
 /// Models that are named of those that a plan serves.
 const NAMED: usize = 3;
@@ -45,11 +49,11 @@ pub fn left_out(plan: &Plan, members: &Members<'_>, me: PeerId) -> Option<LeftOu
         return None;
     }
     let planned: BTreeSet<ModelId> = plan.groups.iter().map(|group| group.model).collect();
-    let lent = lent(own, &planned);
+    let lent = lent(own, &own.devices, &planned);
     let Some(most) = lent.iter().max_by_key(|lent| lent.room) else {
         return Some(LeftOut::OtherModels { serves: names(&planned, members) });
     };
-    if lent.iter().all(|lent| lent.room < lent.card.shape.least_bytes()) {
+    if lent.iter().all(ServedHere::lacks_room) {
         let (model, needs) = (most.card.name.clone(), most.card.shape.least_bytes());
         return Some(LeftOut::Memory { model, needs, lent: most.room });
     }
@@ -72,6 +76,11 @@ struct ServedHere<'a> {
 }
 
 impl ServedHere<'_> {
+    /// Whether there is none for the least part that a plan gives anybody.
+    fn lacks_room(&self) -> bool {
+        self.room < self.card.shape.least_bytes()
+    }
+
     /// Whether it is only of use with others, and a token takes longer to the nearest than through all layers here. Nothing is said of
     /// what was not measured.
     fn waits_longer_than_it_computes(&self, links: &[&Link]) -> bool {
@@ -84,8 +93,9 @@ impl ServedHere<'_> {
     }
 }
 
-fn lent<'a>(own: &'a Advert, planned: &BTreeSet<ModelId>) -> Vec<ServedHere<'a>> {
-    let served = own.devices.iter().flat_map(|device| &device.serves);
+/// What these devices of a peer have for models that a plan serves.
+fn lent<'a>(own: &'a Advert, devices: &'a [Device], planned: &BTreeSet<ModelId>) -> Vec<ServedHere<'a>> {
+    let served = devices.iter().flat_map(|device| &device.serves);
     let lent = |served: &'a Served| {
         let card = own.models.iter().find(|card| card.id == served.model)?;
         Some(ServedHere { card, served, room: served.memory_bytes.saturating_sub(served.kv_bytes) })

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use tsnode_coordinator::{
-    batcher::SpeculationTally, gate::SplitChoice, lending::Lending, planner::live::Shortfall,
+    batcher::SpeculationTally, gate::SplitChoice, left_out::UnusedDevices, lending::Lending, planner::live::Shortfall,
     policy::sharing::device_use::ServiceUse, service_monitor::ServiceReport, waiting::NotReady,
 };
 use tsnode_kernels::load::{InUse, LoadProgress};
@@ -96,6 +96,9 @@ pub struct SwarmView {
     /// Why the adopted plan has nothing for what is lent here, and what to do; none where it has, or nothing is lent.
     #[serde(default)]
     pub left_out: Option<String>,
+    /// Devices lent here that the adopted plan has nothing for, while it has for others of this peer, by reason.
+    #[serde(default)]
+    pub unused_devices: Vec<UnusedDevicesView>,
     /// How far the stage is that is being loaded here.
     #[serde(default)]
     pub loading: Option<LoadProgress>,
@@ -203,6 +206,7 @@ impl SwarmView {
             waiting: None,
             lending: Default::default(),
             left_out: None,
+            unused_devices: Vec::new(),
             loading: None,
             weights: Default::default(),
             in_use: Default::default(),
@@ -294,6 +298,21 @@ impl SwarmView {
 #[must_use]
 pub fn is_called(card: &ModelCard, name: &str) -> bool {
     card.name == name || card.id.to_string() == name
+}
+
+/// Devices of this peer that the adopted plan does not use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnusedDevicesView {
+    /// Their places among those of its advert.
+    pub devices: Vec<u16>,
+    /// Which they are, why they are not used, and what to do.
+    pub why: String,
+}
+
+impl From<&UnusedDevices> for UnusedDevicesView {
+    fn from(unused: &UnusedDevices) -> Self {
+        Self { devices: unused.devices.keys().copied().collect(), why: unused.to_string() }
+    }
 }
 
 /// Weights read since the start of a peer.

@@ -19,7 +19,7 @@ use crate::{
     node::{self, Membering},
     platform::{HOME, Signals},
     telemetry,
-    view::{Readiness, SwarmView, Trouble},
+    view::{Readiness, SwarmView, Trouble, UnusedDevicesView},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::path::{Path, PathBuf};
@@ -156,6 +156,7 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut last = String::new();
     let mut worth = None;
     let (mut alone, mut named, mut linked, mut left_out) = (None, Vec::<Trouble>::new(), None, None);
+    let mut idle = Vec::<UnusedDevicesView>::new();
     let mut looked = None::<Instant>;
     let (mut loading, mut fetching) = (Loading::default(), ModelArrival::default());
     loop {
@@ -177,6 +178,13 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
         if why.is_some() && why != left_out {
             why.iter().for_each(|why| say!("{}", harmless(why)));
             left_out = why;
+        }
+        let unused = view.borrow().unused_devices.clone();
+        for devices in unused.iter().filter(|devices| !idle.contains(devices)) {
+            say!("{}", harmless(&devices.why));
+        }
+        if !unused.is_empty() {
+            idle = unused;
         }
         let line = describe(&view.borrow_and_update());
         if line != last {

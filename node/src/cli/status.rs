@@ -107,6 +107,7 @@ fn work(view: &SwarmView) -> Vec<StatusRow> {
         rows.push(("does", "passes requests on to those who compute; the plan has no other work for it".into()));
         rows.extend(view.left_out.iter().map(|why| ("left out", harmless(why))));
     }
+    rows.extend(view.unused_devices.iter().map(|unused| ("unused", harmless(&unused.why))));
     if let Some(load) = own(view).map(|own| own.load).filter(|_| !mine.is_empty()) {
         let used = load.total_pages.saturating_sub(load.free_pages);
         let part = 100.0 * f64::from(used) / f64::from(load.total_pages.max(1));
@@ -262,7 +263,7 @@ mod tests {
     use super::*;
     use crate::{
         cli::text_layout::{COLUMNS, width},
-        view::tests::view,
+        view::{UnusedDevicesView, tests::view},
     };
     use tsnode_coordinator::waiting::NotReady;
     use tsnode_protocol::{
@@ -388,6 +389,17 @@ mod tests {
         assert!(!told.contains('\u{1b}'), "{told}");
         let at_work = SwarmView { left_out: None, ..served() };
         assert!(!lines(&at_work, false).join(" ").contains("left out"));
+    }
+
+    #[test]
+    fn devices_that_the_plan_does_not_use_are_named_beside_what_those_do_that_it_uses() {
+        let why = "the present plan uses this machine, but not its cuda:1: nothing has to be done\u{1b}[2J";
+        let unused_devices = vec![UnusedDevicesView { devices: vec![1], why: why.into() }];
+        let told = lines(&SwarmView { unused_devices, ..served() }, false).join(" ");
+        assert!(told.contains("does      writes answers"), "{told}");
+        assert!(told.contains("unused    the present plan uses this machine, but not its cuda:1"), "{told}");
+        assert!(!told.contains('\u{1b}'), "{told}");
+        assert!(!lines(&served(), false).join(" ").contains("unused"));
     }
 
     #[test]

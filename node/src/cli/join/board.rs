@@ -41,7 +41,9 @@ impl Board {
             if self.0.get(&(label, nth)) != Some(&text) {
                 // Sentences go on below; what is to be copied stays whole.
                 match label {
-                    "lends" | "links" | "waits" | "left out" | "trouble" => lines.extend(wrapped(label, LABELS, &text)),
+                    "lends" | "links" | "waits" | "left out" | "unused" | "trouble" => {
+                        lines.extend(wrapped(label, LABELS, &text));
+                    }
                     _ => lines.push(format!("{}{text}", padded(label, LABELS))),
                 }
                 self.0.insert((label, nth), text);
@@ -82,6 +84,7 @@ fn rows(view: &SwarmView, fixed: &Fixed) -> Vec<(&'static str, String)> {
         Readiness::Ready => {
             rows.push(("role", short(role(view))));
             rows.extend(view.left_out.iter().map(|why| ("left out", harmless(why))));
+            rows.extend(view.unused_devices.iter().map(|unused| ("unused", harmless(&unused.why))));
             rows.extend(ways::told(view).map(|told| ("links", harmless(&told))));
         }
         // The line that changes has no room for it.
@@ -197,7 +200,7 @@ pub(super) fn log(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::{PeerView, Trouble, tests::view as nothing};
+    use crate::view::{PeerView, Trouble, UnusedDevicesView, tests::view as nothing};
     use tsnode_coordinator::waiting::NotReady;
     use tsnode_kernels::{load::LoadProgress, source::ModelSource};
     use tsnode_protocol::{
@@ -284,6 +287,10 @@ role     decode, layers 0..2 of 4, leads"
         assert_eq!(board.news(&left_out, &fixed), [format!("left out {why}")]);
         let in_plan_for_a_while = [board.news(&view(), &fixed), board.news(&left_out, &fixed)].concat();
         assert!(in_plan_for_a_while.iter().all(|line| line.starts_with("role")), "{in_plan_for_a_while:?}");
+        let why = "the present plan uses this machine, but not its cuda:1".to_owned();
+        let unused_devices = vec![UnusedDevicesView { devices: vec![1], why: why.clone() }];
+        let in_part = board.news(&SwarmView { unused_devices, ..view() }, &fixed);
+        assert_eq!(in_part.last(), Some(&format!("unused   {why}")));
         let mut gateway = gateway;
         gateway.peers[0].advert.devices.clear();
         assert_eq!(board.news(&gateway, &fixed), ["role     gateway: takes requests, others compute them"]);

@@ -44,6 +44,9 @@ pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<()
     if let Some(why) = view.left_out.as_ref().filter(|_| is_set(matches, "why")) {
         say!("\n{}", harmless(why));
     }
+    for unused in view.unused_devices.iter().filter(|_| is_set(matches, "why")) {
+        say!("\n{}", harmless(&unused.why));
+    }
     for why in &reasons {
         say!("\n{}", explained(why, &view, is_set(matches, "verbose")).join("\n"));
     }

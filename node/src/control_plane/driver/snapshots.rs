@@ -3,7 +3,7 @@
 use super::{Driver, waiting::readiness};
 use crate::{
     data_plane::roster::Adverts,
-    view::{CutOffView, PeerView, is_called},
+    view::{CutOffView, PeerView, UnusedDevicesView, is_called},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -117,6 +117,7 @@ impl Driver {
         let readiness = readiness(control, self.changeover.routed().map(|plan| &**plan), up, leaving);
         let lending = self.lending();
         let left_out = self.reasons.left_out.as_ref().map(ToString::to_string);
+        let unused_devices = self.reasons.unused.iter().map(UnusedDevicesView::from).collect();
         let waiting = self.waits(&readiness, lending);
         let settings = SwarmSettings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
         let spot_checks = self.offence_receiver.spot_checked();
@@ -128,6 +129,7 @@ impl Driver {
             view.waiting = waiting;
             view.lending = lending;
             view.left_out = left_out;
+            view.unused_devices = unused_devices;
             view.settings = settings;
             view.epoch = control.epoch();
             view.term = control.term();

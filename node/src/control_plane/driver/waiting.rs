@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     control::{Control, Member},
     fallback::Fallback,
-    left_out::{LeftOut, left_out},
+    left_out::{LeftOut, UnusedDevices, left_out, unused_devices},
     lending::Lending,
     planner::live::{Shortfall, shortfalls},
     waiting::{self, NotReady, PeerSighting, PeerStage, WaitingView},
@@ -27,6 +27,8 @@ pub struct Reasons {
     placed: (Option<PlanId>, Adverts),
     /// Why the plan has nothing for what is lent here.
     pub(super) left_out: Option<LeftOut>,
+    /// Devices that the plan has nothing for, while it has for others here.
+    pub(super) unused: Vec<UnusedDevices>,
 }
 
 impl Reasons {
@@ -64,7 +66,7 @@ impl Driver {
         if yields { Lending::OtherModel } else { self.owner.lending() }
     }
 
-    /// Finds out why the plan has nothing for what is lent here, where it or adverts have changed, and says what is new of that.
+    /// Finds out why the plan has nothing for what is lent here, or for some of it, where it or adverts have changed, and says what is new.
     pub(super) fn find_place(&mut self, adverts: &Adverts) {
         let plan = self.control.plan_id();
         if self.reasons.placed.0 == plan && Arc::ptr_eq(&self.reasons.placed.1, adverts) {
@@ -73,13 +75,19 @@ impl Driver {
         self.reasons.placed = (plan, adverts.clone());
         let members = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
         let lends = self.lending() == Lending::Lends;
-        let why = self.control.plan().filter(|_| lends).and_then(|plan| left_out(plan, &members, self.control.me()));
+        let (plan, me) = (self.control.plan().filter(|_| lends), self.control.me());
+        let why = plan.and_then(|plan| left_out(plan, &members, me));
+        let unused = plan.map_or_else(Vec::new, |plan| unused_devices(plan, &members, me));
         let said = self.reasons.left_out.take();
         let why = why.map(|why| why.after(said.clone()));
         if let Some(why) = why.as_ref().filter(|why| said.as_ref() != Some(*why)) {
             tracing::info!(%why, "left out of the plan");
         }
         self.reasons.left_out = why;
+        for devices in unused.iter().filter(|devices| !self.reasons.unused.contains(devices)) {
+            tracing::info!(why = %devices, "devices left out of the plan");
+        }
+        self.reasons.unused = unused;
     }
 
     /// Why no requests are taken here.
