@@ -15,7 +15,7 @@ mod watch;
 
 pub use answers::Answers;
 pub use faults::{Flaw, Network, Noise, Wall};
-pub use peer::{PeerInfo, own_processor_time};
+pub use peer::{PeerInfo, machine_processor_time, own_processor_time};
 pub use state::{EndedPeers, STATE_FILE, TestnetState};
 pub use watch::{SeenModel, SeenPath, SeenPeer, Sight, Swarm};
 

@@ -267,6 +267,12 @@ pub fn own_processor_time() -> Option<f64> {
     platform::usage("self").map(|(_, seconds)| seconds)
 }
 
+/// Processor time that everything on this machine has used (s), as the system counts it.
+#[must_use]
+pub fn machine_processor_time() -> Option<f64> {
+    platform::machine_usage()
+}
+
 /// Asks a process to leave.
 pub(crate) fn terminate(pid: u32) {
     // One that has ended needs no telling.

@@ -322,9 +322,9 @@ async fn replayed(
         Some(log) => Some(requests(log, (&trace.planned, &outcomes), &simulated, &peers).await),
         None => None,
     };
-    let (settled, replanned, processor) = (is_settled, in_force.are_several(), processors);
+    let (settled, replanned) = (is_settled, in_force.are_several());
     let compared =
-        ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, settled, replanned, processor };
+        ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, settled, replanned, processors };
     Ok((compared, requests))
 }
 

@@ -61,8 +61,16 @@ pub(super) struct TraceRun {
     pub report: Report,
     /// In order of their ends.
     pub outcomes: Vec<RequestOutcome>,
-    /// Processors that were used, on average.
-    pub processors: f64,
+    pub processors: ProcessorUse,
+}
+
+/// Processors that were used while a trace was played, on average.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ProcessorUse {
+    /// By peers and who asks them.
+    pub peers: f64,
+    /// By everything else on this machine, where the system tells.
+    pub others: Option<f64>,
 }
 
 impl Asking<'_> {
@@ -152,13 +160,15 @@ impl Asking<'_> {
     ) -> Result<TraceRun, Exit> {
         let last = planned.last().map_or(Duration::ZERO, |request| request.at);
         let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
-        let before = self.used();
+        let (before, machine_before) = (self.used(), tsnode_testnet::machine_processor_time());
         let watch = |ended: usize, running: usize| {
             bar.set_position(ended as u64);
             bar.set_message(format!("{running} running"));
         };
         let run = self.all(self.seed, planned, bounds, stop, watch).await;
-        let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
+        let whole = tsnode_testnet::machine_processor_time().zip(machine_before).map(|(after, before)| after - before);
+        let (used, took) = (self.used() - before, run.took.as_secs_f64().max(1e-9));
+        let processors = ProcessorUse { peers: used / took, others: whole.map(|whole| (whole - used).max(0.0) / took) };
         let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
         answered(&report, "no request of the trace was answered")?;
         Ok(TraceRun { report, outcomes: run.outcomes, processors })

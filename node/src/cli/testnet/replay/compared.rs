@@ -1,6 +1,7 @@
 //! What came of a replay, live and simulated: a row for each figure, and how far the simulator is off.
 
 use super::{
+    asking::ProcessorUse,
     calibration::{Calibration, PromptGrowth, SignedOverheads},
     simulated::{CrowdComparison, CrowdTime, SimulatedReplay},
     terms::{LatencyTerm, LatencyTerms},
@@ -16,6 +17,8 @@ use tsnode_simulator::plot::{Plot, Scale};
 /// How far medians and P90 of first tokens and whole answers may be off, and throughput, where nothing else is asked for.
 const TIMES: f64 = 0.10;
 const THROUGHPUT: f64 = 0.05;
+/// Part of all processors that other programs use which is told.
+const DISTURBING: f64 = 0.05;
 
 /// A replay.
 pub(super) struct ReplayComparison {
@@ -30,8 +33,7 @@ pub(super) struct ReplayComparison {
     pub settled: bool,
     /// Another plan was adopted while the trace was played.
     pub replanned: bool,
-    /// Processors that all peers used, on average.
-    pub processor: f64,
+    pub processors: ProcessorUse,
 }
 
 /// A figure of both.
@@ -121,8 +123,9 @@ impl ReplayComparison {
         lines.extend(self.crowded());
         lines.push(format!(
             "peers used {:.2} of {processors} processors, the simulator's computed on {busy:.2}",
-            self.processor
+            self.processors.peers
         ));
+        lines.extend(self.disturbed());
         if let Some((live, simulated)) = self.both() {
             let term = |term: LatencyTerm| {
                 format!("{} {} and {}", term.words(), time(live.of(term)), time(simulated.of(term)))
@@ -180,6 +183,15 @@ impl ReplayComparison {
             [] => "no peers were seen to compute side by side: what they lose to each other is not simulated".into(),
             _ => format!("beside a peer alone, {}", all.join("; ")),
         }
+    }
+
+    /// That something else computed on this machine, where it was enough to be seen.
+    fn disturbed(&self) -> Option<String> {
+        let others = self.processors.others.filter(|others| *others > DISTURBING * self.simulated.processors)?;
+        Some(format!(
+            "other programs used {others:.2} processors meanwhile, of which the simulator knows nothing: on a machine that has nothing \
+             else to do figures are nearer to each other"
+        ))
     }
 
     /// What requests at once took for which there are not processors enough.
@@ -304,7 +316,8 @@ impl ReplayComparison {
             "whole_measured_ms": signed.whole * 1e3, "prompt_growth": grown,
             "idle_processors": overheads.idle, "token_processor_ms": overheads.token.0 * 1e3,
             "request_processor_ms": overheads.asked.0 * 1e3, "contention": contention, "crowd": crowd,
-            "processors": self.simulated.processors, "processors_used": self.processor,
+            "processors": self.simulated.processors, "processors_used": self.processors.peers,
+            "processors_of_others": self.processors.others,
             "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
             "terms": terms, "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
         })
@@ -376,8 +389,9 @@ mod tests {
         let (processors, busy, leaders, crowd) = (2.0, 0.5, Vec::new(), None);
         let simulated = SimulatedReplay { calibration, contention, crowd, groups, processors, busy, outcome, leaders };
         let live = Report::new(&run, |_| 10, Vec::new());
-        let (settled, replanned, processor) = (true, false, 0.7);
-        ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, settled, replanned, processor }
+        let (settled, replanned) = (true, false);
+        let processors = ProcessorUse { peers: 0.7, others: Some(0.05) };
+        ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, settled, replanned, processors }
     }
 
     #[test]
@@ -451,6 +465,18 @@ mod tests {
         assert!(has(&found, said), "{:?}", found.lines());
         assert_eq!((&found.json()["step_measured_ms"], &found.json()["step_overhead_ms"]), (&json!(-1.0), &json!(0.0)));
         assert_eq!(found.json()["prompt_growth"]["times"], json!(1.125));
+    }
+
+    #[test]
+    fn other_programs_on_the_machine_are_told() {
+        let mut found = compared(1.0);
+        let is_told =
+            |found: &ReplayComparison| found.lines().iter().any(|line| line.starts_with("other programs used"));
+        assert!(!is_told(&found), "a machine does this and that");
+        found.processors.others = Some(0.4);
+        assert!(is_told(&found) && found.json()["processors_of_others"] == json!(0.4));
+        found.processors.others = None;
+        assert!(!is_told(&found) && found.json()["processors_of_others"].is_null());
     }
 
     #[test]
