@@ -18,6 +18,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tsnode_protocol::{PromptCodec, Token};
 
 /// Events a slow client has not read; above it the answer waits.
@@ -63,7 +64,7 @@ async fn write(
     let (model, answers, mut stats) = (taken.model, taken.answers, taken.stats);
     let mut writers: Vec<AnswerWriter<'_>> =
         answers.iter().map(|a| AnswerWriter::new(&model, wanted, form, a)).collect();
-    let (prompts, mut replies) = merge(answers);
+    let MergedAnswers { prompts, hung_up, mut replies } = merge(answers);
     let seen: Vec<SeenAnswer> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
     let mut codecs: Vec<Option<PromptCodec>> = seen.iter().map(|seen| seen.codec).collect();
     let mut begun: Vec<bool> = seen.iter().map(|seen| seen.tokens > 0).collect();
@@ -77,6 +78,10 @@ async fn write(
             () = events.closed() => return Err(ClientGone),
         };
         let Some((index, reply)) = next else { break };
+        if hung_up[index].is_cancelled() {
+            // It came before whoever gives the answer knew that it has ended.
+            continue;
+        }
         let mut is_known = false;
         let piece = match reply {
             Reply::Settled(codec) => {
@@ -118,8 +123,11 @@ async fn write(
                 }
             },
         };
-        open -= usize::from(piece.finish.is_some());
-        piece.finish.into_iter().for_each(|finish| stats.choice_finished(finish));
+        if let Some(finish) = piece.finish {
+            open -= 1;
+            hung_up[index].cancel();
+            stats.choice_finished(finish);
+        }
         if is_known || piece.is_empty() && begun[index] {
             continue;
         }
@@ -146,17 +154,26 @@ async fn write(
 }
 
 /// All answers' replies in one queue, each with the answer's number.
-fn merge(answers: Vec<Answer>) -> (Vec<Vec<Token>>, mpsc::Receiver<(usize, Reply)>) {
-    let (sender, receiver) = mpsc::channel(EVENTS);
-    let mut prompts = Vec::new();
+struct MergedAnswers {
+    prompts: Vec<Vec<Token>>,
+    /// Cancelled for an answer that has ended: it is dropped, which frees its pages.
+    hung_up: Vec<CancellationToken>,
+    replies: mpsc::Receiver<(usize, Reply)>,
+}
+
+fn merge(answers: Vec<Answer>) -> MergedAnswers {
+    let (sender, replies) = mpsc::channel(EVENTS);
+    let (mut prompts, mut hung_up) = (Vec::new(), Vec::new());
     for (index, mut answer) in answers.into_iter().enumerate() {
         prompts.push(std::mem::take(&mut answer.prompt));
-        let sender = sender.clone();
+        let (sender, hang_up) = (sender.clone(), CancellationToken::new());
+        hung_up.push(hang_up.clone());
         crate::tasks::spawn("answer", async move {
             loop {
                 let reply = tokio::select! {
                     reply = answer.next() => reply,
                     () = sender.closed() => return,
+                    () = hang_up.cancelled() => return,
                 };
                 let Some(reply) = reply else { return };
                 if sender.send((index, reply)).await.is_err() {
@@ -165,7 +182,7 @@ fn merge(answers: Vec<Answer>) -> (Vec<Vec<Token>>, mpsc::Receiver<(usize, Reply
             }
         });
     }
-    (prompts, receiver)
+    MergedAnswers { prompts, hung_up, replies }
 }
 
 /// Some of the answer with that number, whose KV went through that.

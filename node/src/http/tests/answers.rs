@@ -169,6 +169,30 @@ async fn a_stop_string_ends_the_answer_before_it_streamed_or_not() {
     }
 }
 
+/// What an answer's group writes before it knows is nobody's, and the other answers go on to their own ends.
+#[tokio::test]
+async fn a_stop_string_ends_each_of_several_streamed_answers_once() {
+    let api = Api::up(said(End::Length)).await;
+    for (path, mut body) in [(TEXT, json!({ "prompt": "x" })), (CHAT, json!({ "messages": hello() }))] {
+        (body["n"], body["stop"]) = (json!(3), json!(" in the"));
+        let (_, whole) = api.post(path, body.clone()).await;
+        (body["stream"], body["stream_options"]) = (json!(true), json!({ "include_usage": true }));
+        let events = api.stream(path, body).await;
+        let parts = events[..events.len() - 1].iter().map(|e| serde_json::from_str::<Value>(e).unwrap());
+        let parts: Vec<Value> = parts.collect();
+        let (usage, parts) = parts.split_last().unwrap();
+        for index in 0..3_u64 {
+            let choices: Vec<&Value> =
+                parts.iter().map(|part| &part["choices"][0]).filter(|choice| choice["index"] == index).collect();
+            let said = choices.iter().filter_map(|c| c["text"].as_str().or(c["delta"]["content"].as_str()));
+            assert_eq!(said.collect::<String>(), "The wind was", "{path}");
+            assert_eq!(choices.iter().filter(|c| !c["finish_reason"].is_null()).count(), 1, "{path}");
+            assert_eq!(choices.last().unwrap()["finish_reason"], "stop", "{path}");
+        }
+        assert_eq!(usage["usage"], whole["usage"], "{path}");
+    }
+}
+
 #[tokio::test]
 async fn several_answers_come_numbered_with_seeds_of_their_own() {
     let api = Api::up(said(End::Length)).await;
