@@ -146,4 +146,4 @@ impl Day {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

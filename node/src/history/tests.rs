@@ -46,7 +46,7 @@ fn trace(n: u16, prefill: &[Stage], decode: &[Stage]) -> Trace {
     }
 }
 
-fn alone(n: u16) -> Trace {
+pub(crate) fn alone(n: u16) -> Trace {
     trace(n, &[stage(OTHER, 0, 12)], &[stage(OTHER, 0, 12)])
 }
 

@@ -82,7 +82,7 @@ async fn whole(
                 Reply::Trace(one) => {
                     stats.trace(index, &one);
                     state.history.note(&one);
-                    cached += one.cached_tokens;
+                    cached += wanted.cached_tokens(index, &one);
                     trace = trace.or(Some(one));
                 }
                 Reply::End(end) => piece.extend(writer.end(end).inspect_err(|_| stats.failed())?),

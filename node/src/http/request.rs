@@ -14,7 +14,7 @@ use super::{
     tools::Tools,
 };
 use crate::{
-    gateway::{Accepted, PreparedRequest, Reply, SubmitError},
+    gateway::{Accepted, PreparedRequest, Reply, SubmitError, Trace},
     text::TextModel,
     view::{Readiness, SwarmView},
 };
@@ -68,6 +68,13 @@ impl CompletionRequest {
     /// Answers that are computed to each prompt.
     pub fn computed(&self) -> u64 {
         self.best_of.unwrap_or(self.answers)
+    }
+
+    /// Tokens of an answer's prompt that the prefix cache had. A prompt counts once, as its first answer found it: what that
+    /// computed the others have from the cache.
+    pub fn cached_tokens(&self, answer: usize, trace: &Trace) -> u32 {
+        let is_first = answer.is_multiple_of(self.computed() as usize);
+        if is_first { trace.cached_tokens } else { 0 }
     }
 
     /// What clients call the field that the prompt is in.

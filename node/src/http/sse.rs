@@ -110,7 +110,7 @@ async fn write(
             Reply::Trace(one) => {
                 stats.trace(index, &one);
                 state.history.note(&one);
-                cached += one.cached_tokens;
+                cached += wanted.cached_tokens(index, &one);
                 trace = trace.or(Some(one));
                 continue;
             }

@@ -25,7 +25,7 @@ use crate::{
         measure::Measurer,
         models::{ModelFiles, ModelLibrary},
     },
-    gateway::{Accepted, GatewayHandle, PreparedRequest, Reply, Submission, SubmitError},
+    gateway::{Accepted, GatewayHandle, PreparedRequest, Reply, Submission, SubmitError, Trace},
     limits::{LimitBounds, Limits, LimitsHandle},
     store::{
         Store,
@@ -64,6 +64,8 @@ pub(super) enum GatewayReply {
     Say(&'static str, End),
     /// These tokens, with an alternative each, then the end.
     Write(Vec<Token>),
+    /// The text's tokens, a trace in which so many of the prompt's tokens were cached, and the end.
+    Traced(&'static str, u32),
     /// The text's tokens, and then the channel closes without a word.
     BreakOff(&'static str),
     /// The first token, then nothing.
@@ -199,9 +201,10 @@ async fn play(
         if prompt.generation.sampling.prompt_logprobs.is_some() {
             replies.send(of_prompt(&prompt.prompt)).await.unwrap();
         }
+        let request = prompt.request;
         asked.lock().unwrap().push(prompt);
         let accepted = Accepted { prefill: PeerId([3; 32]), decode: PeerId([4; 32]), replies: reader };
-        let (tokens, end) = match &part {
+        let (tokens, cached, end) = match &part {
             GatewayReply::Refuse => {
                 let reason = "no group".to_owned();
                 let refusal = SubmitError::Unserved { reason, retry_after: Duration::from_secs(3) };
@@ -218,13 +221,18 @@ async fn play(
                 });
                 continue;
             }
-            GatewayReply::Say(said, end) => (in_tokens(&text, said), Some(end.clone())),
-            GatewayReply::Write(tokens) => (tokens.clone(), Some(End::Stop)),
-            GatewayReply::BreakOff(said) => (in_tokens(&text, said), None),
+            GatewayReply::Say(said, end) => (in_tokens(&text, said), None, Some(end.clone())),
+            GatewayReply::Write(tokens) => (tokens.clone(), None, Some(End::Stop)),
+            GatewayReply::Traced(said, cached) => (in_tokens(&text, said), Some(*cached), Some(End::Length)),
+            GatewayReply::BreakOff(said) => (in_tokens(&text, said), None, None),
         };
         replies.send(Reply::Settled(KvCodec::Int4.into())).await.unwrap();
         for (index, one) in tokens.into_iter().enumerate() {
             replies.send(token(&text, index as u32, one)).await.unwrap();
+        }
+        if let Some(cached_tokens) = cached {
+            let trace = Trace { request, cached_tokens, ..crate::history::tests::alone(1) };
+            replies.send(Reply::Trace(Box::new(trace))).await.unwrap();
         }
         if let Some(end) = end {
             replies.send(Reply::End(end)).await.unwrap();

@@ -215,6 +215,24 @@ async fn several_answers_come_numbered_with_seeds_of_their_own() {
     assert_eq!(finished, [0, 1, 2]);
 }
 
+/// As its first answer found it: what that computed is cached for the others.
+#[tokio::test]
+async fn what_was_cached_of_a_prompt_counts_once_however_many_answers_it_has() {
+    let api = Api::up(GatewayReply::Traced("The wind was in the house.", 2)).await;
+    let mut body = json!({ "prompt": ["It was", "It is"], "n": 3, "stream_options": { "include_usage": true } });
+    body["stream"] = json!(true);
+    let events = api.stream(TEXT, body.clone()).await;
+    let last: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
+    (body["stream"], body["stream_options"]) = (Value::Null, Value::Null);
+    let (_, whole) = api.post(TEXT, body.clone()).await;
+    assert_eq!(last["usage"], whole["usage"]);
+    body["best_of"] = json!(4);
+    let (_, best) = api.post(TEXT, body).await;
+    for usage in [&whole["usage"], &best["usage"]] {
+        assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 4, "of two prompts: {usage}");
+    }
+}
+
 /// Who says no seed wants draws, also of equal prompts; who asks again by the same name gets the same ones.
 #[tokio::test]
 async fn equal_prompts_of_one_list_draw_each_for_itself() {
