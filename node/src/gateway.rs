@@ -11,6 +11,7 @@ pub use tsnode_coordinator::gateway::Trace;
 
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::gate::Overrule;
 use tsnode_protocol::{
     ModelId, PeerId, PromptCodec, PromptLogprob, RequestId, Sampled, Token,
@@ -59,6 +60,8 @@ pub struct Accepted {
     pub decode: PeerId,
     /// The answer, ended by exactly one [`Reply::End`]. Dropping it cancels the request.
     pub replies: mpsc::Receiver<Reply>,
+    /// Cancels the request for a client that has all it wants: what still comes ends with a trace, and perhaps without an end.
+    pub enough: CancellationToken,
 }
 
 /// A piece of the answer.
@@ -76,7 +79,7 @@ pub enum Reply {
         /// The token.
         sampled: Sampled,
     },
-    /// What ran where, sent right before the end.
+    /// What ran where, sent right before the end, or last to a client that has enough.
     Trace(Box<Trace>),
     /// The one end.
     End(End),

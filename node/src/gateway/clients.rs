@@ -26,6 +26,8 @@ pub(super) struct Client {
     pub replies: mpsc::Sender<Reply>,
     /// Taken when the request is accepted.
     pub reader: Option<mpsc::Receiver<Reply>>,
+    /// Cancelled by the client.
+    pub enough: CancellationToken,
     pub decode: Option<DecodeLine>,
     pub prefill: Option<PrefillLine>,
     /// Ends the task that waits for the client to go.
@@ -128,7 +130,7 @@ pub(super) fn tell(action: Action, clients: &mut ClientTable) {
             let Some(client) = clients.clients.get_mut(&request) else { return };
             if let (Some(answer), Some(replies)) = (client.answer.take(), client.reader.take()) {
                 // A client that has gone drops the replies, which cancels the request.
-                let _ = answer.send(Ok(Accepted { prefill, decode, replies }));
+                let _ = answer.send(Ok(Accepted { prefill, decode, replies, enough: client.enough.clone() }));
                 let Some(given) = client.given.take() else { return };
                 // There is room for the whole answer.
                 let _ = client.replies.try_send(Reply::Settled(given.codec));
@@ -143,6 +145,12 @@ pub(super) fn tell(action: Action, clients: &mut ClientTable) {
             }
         }
         Action::Trace(trace) => drop(reply(clients, trace.request, Reply::Trace(trace))),
+        Action::HungUp(trace) => {
+            if let Some(client) = clients.clients.get(&trace.request) {
+                // Who has enough still listens; who has gone does not.
+                let _ = client.replies.try_send(Reply::Trace(trace));
+            }
+        }
         _ => {}
     }
 }

@@ -168,13 +168,16 @@ impl Drive {
         // Room for the whole answer: a client that reads slowly holds nobody up.
         let (replies, reader) = mpsc::channel(event_room(generation.max_new_tokens));
         let (gone, heard, over) = (replies.clone(), clients.heard.clone(), CancellationToken::new());
-        let ended = over.clone();
+        let (ended, enough) = (over.clone(), CancellationToken::new());
+        let has_enough = enough.clone();
         self.tasks.spawn(async move {
             tokio::select! {
-                () = ended.cancelled() => {}
-                // The loop being gone, nothing is left to cancel.
-                () = gone.closed() => drop(heard.send(LineEvent { line, event: Event::Cancel { request } }).await),
+                () = ended.cancelled() => return,
+                () = gone.closed() => {}
+                () = has_enough.cancelled() => {}
             }
+            // The loop being gone, nothing is left to cancel.
+            let _ = heard.send(LineEvent { line, event: Event::Cancel { request } }).await;
         });
         let client = Client {
             line,
@@ -182,6 +185,7 @@ impl Drive {
             answer: Some(answer),
             replies,
             reader: Some(reader),
+            enough,
             decode: None,
             prefill: None,
             _over: over.drop_guard(),
@@ -254,11 +258,10 @@ impl Drive {
                     self.response_log.token(request, sampled);
                 }
             }
-            Action::Trace(ref trace) => {
+            Action::Trace(ref trace) | Action::HungUp(ref trace) => {
                 self.count(trace);
                 tell(action, clients);
             }
-            Action::HungUp(trace) => self.count(&trace),
             Action::Unserved { request, .. } => {
                 self.response_log.end(request);
                 tell(action, clients);

@@ -67,7 +67,17 @@ async fn whole(
         let mut writer = AnswerWriter::new(&taken.model, wanted, form, &answer);
         let mut piece = Piece::default();
         while let Some(reply) = answer.next().await {
+            let is_over = piece.finish.is_some();
             match reply {
+                Reply::Trace(one) => {
+                    stats.trace(index, &one);
+                    state.history.note(&one);
+                    cached += wanted.cached_tokens(index, &one);
+                    trace = trace.or(Some(one));
+                }
+                // A stop string has ended it.
+                Reply::End(_) | Reply::Cancelled if is_over => break,
+                _ if is_over => {}
                 Reply::Settled(codec) => codecs[index] = Some(codec),
                 Reply::PromptLogprobs(more) => piece.extend(writer.prompt_logprobs(more)),
                 Reply::Token { sampled, .. } => {
@@ -79,17 +89,14 @@ async fn whole(
                     }
                     piece.extend(writer.token(sampled));
                 }
-                Reply::Trace(one) => {
-                    stats.trace(index, &one);
-                    state.history.note(&one);
-                    cached += wanted.cached_tokens(index, &one);
-                    trace = trace.or(Some(one));
+                Reply::End(end) => {
+                    piece.extend(writer.end(end).inspect_err(|_| stats.failed())?);
+                    break;
                 }
-                Reply::End(end) => piece.extend(writer.end(end).inspect_err(|_| stats.failed())?),
                 Reply::Cancelled => return Err(ApiError::Cancelled),
             }
             if piece.finish.is_some() {
-                break;
+                answer.has_enough();
             }
         }
         let Some(finish) = piece.finish else {

@@ -104,6 +104,11 @@ impl Answer {
         }
         reply
     }
+
+    /// It has ended for its client, who wants to hear no more than what it took.
+    pub fn has_enough(&self) {
+        self.accepted.enough.cancel();
+    }
 }
 
 /// A request that has been taken.

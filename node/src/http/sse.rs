@@ -32,6 +32,15 @@ type Events = mpsc::Sender<Result<Event, Infallible>>;
 /// A client that hung up: its answers are dropped, which frees their pages.
 struct ClientGone;
 
+/// How far an answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnswerState {
+    Open,
+    /// A stop string has ended it. What it took is to come.
+    Stopped,
+    Over,
+}
+
 pub(super) fn stream(
     state: ApiState,
     taken: TakenRequest,
@@ -64,26 +73,39 @@ async fn write(
     let (model, answers, mut stats) = (taken.model, taken.answers, taken.stats);
     let mut writers: Vec<AnswerWriter<'_>> =
         answers.iter().map(|a| AnswerWriter::new(&model, wanted, form, a)).collect();
-    let MergedAnswers { prompts, hung_up, mut replies } = merge(answers);
+    let MergedAnswers { prompts, enough, mut replies } = merge(answers);
     let seen: Vec<SeenAnswer> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
     let mut codecs: Vec<Option<PromptCodec>> = seen.iter().map(|seen| seen.codec).collect();
     let mut begun: Vec<bool> = seen.iter().map(|seen| seen.tokens > 0).collect();
     writers.iter_mut().zip(&begun).filter(|(_, begun)| **begun).for_each(|(writer, _)| writer.goes_on());
-    let mut open = prompts.len();
+    let mut states = vec![AnswerState::Open; prompts.len()];
     let (mut cached, mut trace) = (0, None);
-    while open > 0 {
+    while states.iter().any(|state| *state != AnswerState::Over) {
         // While nothing is generated a client may hang up, too.
         let next = tokio::select! {
             next = replies.recv() => next,
             () = events.closed() => return Err(ClientGone),
         };
         let Some((index, reply)) = next else { break };
-        if hung_up[index].is_cancelled() {
-            // It came before whoever gives the answer knew that it has ended.
-            continue;
-        }
+        let is_open = states[index] == AnswerState::Open;
         let mut is_known = false;
         let piece = match reply {
+            Reply::Trace(one) => {
+                stats.trace(index, &one);
+                state.history.note(&one);
+                cached += wanted.cached_tokens(index, &one);
+                trace = trace.or(Some(one));
+                if !is_open {
+                    states[index] = AnswerState::Over;
+                }
+                continue;
+            }
+            Reply::End(_) | Reply::Cancelled if !is_open => {
+                states[index] = AnswerState::Over;
+                continue;
+            }
+            // It came before its group knew.
+            _ if !is_open => continue,
             Reply::Settled(codec) => {
                 codecs[index] = Some(codec);
                 continue;
@@ -107,16 +129,12 @@ async fn write(
                 }
                 piece
             }
-            Reply::Trace(one) => {
-                stats.trace(index, &one);
-                state.history.note(&one);
-                cached += wanted.cached_tokens(index, &one);
-                trace = trace.or(Some(one));
-                continue;
-            }
             Reply::Cancelled => return fail(ApiError::Cancelled, events).await,
             Reply::End(end) => match writers[index].end(end) {
-                Ok(piece) => piece,
+                Ok(piece) => {
+                    states[index] = AnswerState::Over;
+                    piece
+                }
                 Err(error) => {
                     stats.failed();
                     return fail(error, events).await;
@@ -124,9 +142,11 @@ async fn write(
             },
         };
         if let Some(finish) = piece.finish {
-            open -= 1;
-            hung_up[index].cancel();
             stats.choice_finished(finish);
+            if states[index] == AnswerState::Open {
+                states[index] = AnswerState::Stopped;
+                enough[index].cancel();
+            }
         }
         if is_known || piece.is_empty() && begun[index] {
             continue;
@@ -142,7 +162,7 @@ async fn write(
         let event = if wanted.naming.reads_ids { event.id(wanted.naming.event(seen)) } else { event };
         send(event, body, events).await?;
     }
-    if open > 0 {
+    if states.contains(&AnswerState::Open) {
         stats.failed();
         return fail(ApiError::Failed("the answer broke off".into()), events).await;
     }
@@ -156,24 +176,23 @@ async fn write(
 /// All answers' replies in one queue, each with the answer's number.
 struct MergedAnswers {
     prompts: Vec<Vec<Token>>,
-    /// Cancelled for an answer that has ended: it is dropped, which frees its pages.
-    hung_up: Vec<CancellationToken>,
+    /// Cancelled where an answer's client wants no more of it.
+    enough: Vec<CancellationToken>,
     replies: mpsc::Receiver<(usize, Reply)>,
 }
 
 fn merge(answers: Vec<Answer>) -> MergedAnswers {
     let (sender, replies) = mpsc::channel(EVENTS);
-    let (mut prompts, mut hung_up) = (Vec::new(), Vec::new());
+    let (mut prompts, mut enough) = (Vec::new(), Vec::new());
     for (index, mut answer) in answers.into_iter().enumerate() {
         prompts.push(std::mem::take(&mut answer.prompt));
-        let (sender, hang_up) = (sender.clone(), CancellationToken::new());
-        hung_up.push(hang_up.clone());
+        enough.push(answer.accepted.enough.clone());
+        let sender = sender.clone();
         crate::tasks::spawn("answer", async move {
             loop {
                 let reply = tokio::select! {
                     reply = answer.next() => reply,
                     () = sender.closed() => return,
-                    () = hang_up.cancelled() => return,
                 };
                 let Some(reply) = reply else { return };
                 if sender.send((index, reply)).await.is_err() {
@@ -182,7 +201,7 @@ fn merge(answers: Vec<Answer>) -> MergedAnswers {
             }
         });
     }
-    MergedAnswers { prompts, hung_up, replies }
+    MergedAnswers { prompts, enough, replies }
 }
 
 /// Some of the answer with that number, whose KV went through that.

@@ -203,7 +203,8 @@ async fn play(
         }
         let request = prompt.request;
         asked.lock().unwrap().push(prompt);
-        let accepted = Accepted { prefill: PeerId([3; 32]), decode: PeerId([4; 32]), replies: reader };
+        let (prefill, decode) = (PeerId([3; 32]), PeerId([4; 32]));
+        let accepted = Accepted { prefill, decode, replies: reader, enough: CancellationToken::new() };
         let (tokens, cached, end) = match &part {
             GatewayReply::Refuse => {
                 let reason = "no group".to_owned();

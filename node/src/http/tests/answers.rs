@@ -233,6 +233,26 @@ async fn what_was_cached_of_a_prompt_counts_once_however_many_answers_it_has() {
     }
 }
 
+#[tokio::test]
+async fn an_answer_that_a_stop_string_ended_says_what_it_took_as_any_other() {
+    let api = Api::up(GatewayReply::Traced("The wind was in the house.", 2)).await;
+    let mut body = json!({ "prompt": ["It was", "It is"], "stop": " in the" });
+    let ask = async |body: &Value| {
+        let request = api.client.post(format!("{}{TEXT}", api.url)).header("x-tsnode-trace", "1").json(body);
+        request.send().await.unwrap().text().await.unwrap()
+    };
+    let whole: Value = serde_json::from_str(&ask(&body).await).unwrap();
+    assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 4, "{whole}");
+    assert_eq!(whole["tsnode"]["cached_tokens"], 2, "{whole}");
+    (body["stream"], body["stream_options"]) = (json!(true), json!({ "include_usage": true }));
+    let streamed = ask(&body).await;
+    let last = streamed.lines().rev().find_map(|line| line.strip_prefix("data: {")).unwrap();
+    let last: Value = serde_json::from_str(&format!("{{{last}")).unwrap();
+    assert_eq!((&last["usage"], &last["tsnode"]["cached_tokens"]), (&whole["usage"], &json!(2)), "{last}");
+    let known: Value = api.get("/api/requests").await.json().await.unwrap();
+    assert_eq!(known["requests"].as_array().unwrap().len(), 4, "{known}");
+}
+
 /// Who says no seed wants draws, also of equal prompts; who asks again by the same name gets the same ones.
 #[tokio::test]
 async fn equal_prompts_of_one_list_draw_each_for_itself() {

@@ -70,6 +70,13 @@ async fn what_prompts_have_in_common_is_computed_once(net: &Net) {
     assert!(others.iter().all(|(_, answer)| cached(answer) >= 500), "from the second on");
     let (again, answer) = net.tokens(1, body(0)).await;
     assert_eq!((again, cached(&answer)), (first, 519), "all but the last token, which the first one follows");
+    // Whom a stop string ends, while the group would go on for long, is told no less.
+    let text = answer["choices"][0]["text"].as_str().unwrap();
+    let mut stopped = body(0);
+    (stopped["stop"], stopped["max_tokens"]) = (json!(text.chars().next().unwrap().to_string()), json!(400));
+    let (_, answer) = net.complete(1, stopped).await;
+    assert_eq!((&answer["choices"][0]["finish_reason"], cached(&answer)), (&json!("stop"), 519), "{answer}");
+    assert!(answer["tsnode"]["new_tokens"].as_u64().unwrap() < 400, "{answer}");
 }
 
 async fn a_client_that_hangs_up_frees_its_pages(net: &Net) {
