@@ -10,6 +10,8 @@ pub(super) struct MessagesTeller {
     /// Blocks begun.
     blocks: usize,
     open: Option<ContentBlock>,
+    /// Whether a tool was called.
+    calls: bool,
     finish: Option<String>,
     stop: Option<String>,
 }
@@ -49,6 +51,7 @@ impl Teller for MessagesTeller {
         for CallPart { index, id, name, arguments } in part.calls {
             let id = call_id(id, &self.id, index);
             let begun = || json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
+            self.calls = true;
             self.within(ContentBlock::Tool(index), begun, &mut told);
             if !arguments.is_empty() {
                 told.push(self.delta(json!({ "type": "input_json_delta", "partial_json": arguments })));
@@ -65,7 +68,7 @@ impl Teller for MessagesTeller {
             self.within(ContentBlock::Text, || json!({ "type": "text", "text": "" }), &mut told);
         }
         self.close(&mut told);
-        let (reason, stop) = reason(self.finish.as_deref(), self.stop.as_deref());
+        let (reason, stop) = reason(self.finish.as_deref(), self.stop.as_deref(), self.calls);
         let delta = json!({ "stop_reason": reason, "stop_sequence": stop });
         told.push(said("message_delta", json!({ "delta": delta, "usage": usage_json(usage) })));
         told.push(said("message_stop", json!({})));
@@ -78,7 +81,7 @@ impl Teller for MessagesTeller {
     }
 
     fn whole(&mut self, head: &AnswerHead, answer: CompletionPart, usage: Usage) -> Value {
-        let mut content = Vec::new();
+        let (mut content, calls) = (Vec::new(), !answer.calls.is_empty());
         if !answer.reasoning.is_empty() {
             content.push(json!({ "type": "thinking", "thinking": answer.reasoning, "signature": "" }));
         }
@@ -92,7 +95,7 @@ impl Teller for MessagesTeller {
             content
                 .push(json!({ "type": "tool_use", "id": call_id(id, &head.id, index), "name": name, "input": input }));
         }
-        let (reason, stop) = reason(answer.finish.as_deref(), answer.stop.as_deref());
+        let (reason, stop) = reason(answer.finish.as_deref(), answer.stop.as_deref(), calls);
         let mut message = message(head);
         message["content"] = content.into();
         message["stop_reason"] = json!(reason);
@@ -139,11 +142,13 @@ fn said(event: &'static str, mut data: Value) -> StreamEvent {
     StreamEvent { event: Some(event), data }
 }
 
-fn reason<'s>(finish: Option<&str>, stop: Option<&'s str>) -> (&'static str, Option<&'s str>) {
+/// A call that was asked for is the reason, too, which completions do not say of one.
+fn reason<'s>(finish: Option<&str>, stop: Option<&'s str>, calls: bool) -> (&'static str, Option<&'s str>) {
     match (finish, stop) {
         (Some("length"), _) => ("max_tokens", None),
         (Some("tool_calls"), _) => ("tool_use", None),
         (_, Some(stop)) => ("stop_sequence", Some(stop)),
+        _ if calls => ("tool_use", None),
         _ => ("end_turn", None),
     }
 }
@@ -243,8 +248,17 @@ mod tests {
 
     #[test]
     fn why_an_answer_ended_is_said_in_their_words() {
-        assert_eq!(reason(Some("length"), None), ("max_tokens", None));
-        assert_eq!(reason(Some("stop"), None), ("end_turn", None));
-        assert_eq!(reason(Some("stop"), Some("x")), ("stop_sequence", Some("x")));
+        assert_eq!(reason(Some("length"), None, true), ("max_tokens", None));
+        assert_eq!(reason(Some("stop"), None, false), ("end_turn", None));
+        assert_eq!(reason(Some("stop"), Some("x"), true), ("stop_sequence", Some("x")));
+    }
+
+    /// A completion of which one tool was demanded by name ends with `stop`.
+    #[test]
+    fn a_call_that_was_demanded_is_why_an_answer_ended() {
+        let told = stream(vec![call(Some("t1"), "{}"), ends("stop")]);
+        assert_eq!(told[told.len() - 2]["delta"]["stop_reason"], "tool_use");
+        let answer = CompletionPart { finish: Some("stop".into()), ..call(Some("t1"), "{}") };
+        assert_eq!(MessagesTeller::default().whole(&head(), answer, USAGE)["stop_reason"], "tool_use");
     }
 }
