@@ -24,7 +24,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{gate::Overrule, settings::SwarmSettings, waiting::NotReady};
 use tsnode_protocol::{
-    ModelId, PeerId, PromptCodec, RequestClass, RequestId, Sampling, Token, kv::KvPace, limits, stream::Generation,
+    Grammar, ModelId, PeerId, PromptCodec, RequestClass, RequestId, Sampling, Token, kv::KvPace, limits,
+    stream::Generation,
 };
 
 /// A request with this header is computed where it says, whatever the cost gate would choose.
@@ -75,6 +76,13 @@ impl CompletionRequest {
     pub fn cached_tokens(&self, answer: usize, trace: &Trace) -> u32 {
         let is_first = answer.is_multiple_of(self.computed() as usize);
         if is_first { trace.cached_tokens } else { 0 }
+    }
+
+    /// What the client says that answers are; that they call tools is none.
+    pub fn form(&self) -> Option<&Grammar> {
+        let calls = self.tools.as_ref().is_some_and(Tools::must_call);
+        let constraint = self.sampling.constraint.as_ref().filter(|_| !calls);
+        constraint.map(|constraint| &constraint.grammar)
     }
 
     /// What clients call the field that the prompt is in.

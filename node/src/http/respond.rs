@@ -138,7 +138,8 @@ impl<'m> AnswerWriter<'m> {
         let tools = wanted.tools.as_ref();
         let (parser, kept) = match form {
             CompletionKind::Chat => {
-                (model.parser(&answer.prompt, tools.map(Tools::callable)), model.kept(tools.is_some()))
+                let parser = model.parser(&answer.prompt, tools.map(Tools::callable), wanted.form());
+                (parser, model.kept(tools.is_some()))
             }
             CompletionKind::Text { .. } => Default::default(),
         };

@@ -8,7 +8,7 @@ use super::{
 };
 use serde_json::Value;
 use tokenizers::Tokenizer;
-use tsnode_protocol::Token;
+use tsnode_protocol::{Grammar, Token};
 
 /// Tokens at a prompt's end that may begin thoughts.
 const TAIL: usize = 16;
@@ -81,9 +81,16 @@ impl AnswerFormats {
         Self { tools, reasoning: parsers.reasoning.unwrap_or(self.reasoning), ..self }
     }
 
-    /// For the answer to a prompt, which may begin thoughts.
-    pub fn reasoning(&self, tokenizer: &Tokenizer, prompt: &[Token]) -> Option<Box<dyn ThoughtParser>> {
-        let is_begun = matches!(self.thought(tokenizer, prompt), Thought::Begun(_));
+    /// For the answer to a prompt, which may begin thoughts; an answer of a form goes on with them only where the form has their
+    /// end.
+    pub fn reasoning(
+        &self,
+        tokenizer: &Tokenizer,
+        prompt: &[Token],
+        form: Option<&Grammar>,
+    ) -> Option<Box<dyn ThoughtParser>> {
+        let has_end = |marks: ThoughtMarks| form.is_none_or(|form| has_mark(form, marks.end));
+        let is_begun = matches!(self.thought(tokenizer, prompt), Thought::Begun(marks) if has_end(marks));
         match self.reasoning {
             ReasoningFormat::None => None,
             ReasoningFormat::Think => Some(Box::new(ReasoningParser::new(is_begun))),
@@ -123,5 +130,14 @@ impl AnswerFormats {
         let thoughts = self.reasoning.marks().map(|marks| [marks.begin, marks.end]);
         let marks = calls.iter().copied().chain(thoughts.into_iter().flatten());
         marks.filter_map(|mark| tokenizer.token_to_id(mark)).map(Token).collect()
+    }
+}
+
+/// Whether texts of a form may have a mark by its word: what a JSON text says is never one.
+fn has_mark(form: &Grammar, mark: &str) -> bool {
+    match form {
+        Grammar::JsonSchema(_) => false,
+        // Any sign may be written behind a backslash.
+        Grammar::Regex(text) | Grammar::Lark(text) => text.replace('\\', "").contains(mark),
     }
 }

@@ -204,13 +204,14 @@ impl TextModel {
         self.answers.thinks()
     }
 
-    /// Takes the answer to a prompt apart; calls are looked for if there are tools.
+    /// Takes the answer to a prompt apart; calls are looked for if there are tools. One that has a form begins with it, also where
+    /// the prompt begins thoughts.
     #[must_use]
-    pub fn parser(&self, prompt: &[Token], tools: Option<Arc<[Callable]>>) -> AnswerParser {
+    pub fn parser(&self, prompt: &[Token], tools: Option<Arc<[Callable]>>, form: Option<&Grammar>) -> AnswerParser {
         if self.answers.has_channels() {
             return AnswerParser::default().tools(self.answers.tools, tools.unwrap_or_default());
         }
-        let parser = AnswerParser::default().reasoning(self.answers.reasoning(self.tokenizer(), prompt));
+        let parser = AnswerParser::default().reasoning(self.answers.reasoning(self.tokenizer(), prompt, form));
         match tools {
             Some(callable) => parser.tools(self.answers.tools, callable),
             None => parser,

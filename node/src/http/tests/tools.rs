@@ -308,6 +308,31 @@ async fn thoughts_are_apart_from_the_answer() {
     }
 }
 
+/// A form is followed from the first token on, so that nothing of it is a thought though the prompt has begun one; a form that
+/// has their end has both.
+#[tokio::test]
+async fn an_answer_of_a_form_is_content_where_the_template_begins_thoughts() {
+    let template = format!("{HERMES}{{# </think> #}}");
+    let object = json!({ "response_format": { "type": "json_object" } });
+    let choice = json!({ "guided_choice": ["{\"a\": 1}", "b"] });
+    let both = json!({ "guided_regex": "[a-z]+<\\/think>[a-z]+" });
+    for (text, form, thought, content) in
+        [("{\"a\": 1}", object, "", "{\"a\": 1}"), ("b", choice, "", "b"), ("one</think>two", both, "one", "two")]
+    {
+        let api = Api::of(with_template(&template), GatewayReply::Say(text, End::Stop), keys(None, None)).await;
+        let mut body = json!({ "messages": hello(), "chat_template_kwargs": { "enable_thinking": true } });
+        body.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+        let (status, answer) = api.post(CHAT, body.clone()).await;
+        assert_eq!(status, 200, "{answer}");
+        let message = &answer["choices"][0]["message"];
+        let whole = (message["reasoning_content"].as_str().unwrap_or(""), message["content"].as_str().unwrap());
+        assert_eq!(whole, (thought, content), "{answer}");
+        let choices = api.choices(body).await;
+        let said = |field: &str| choices.iter().filter_map(|c| c["delta"][field].as_str()).collect::<String>();
+        assert_eq!((said("reasoning_content"), said("content")), (thought.to_owned(), content.to_owned()));
+    }
+}
+
 #[tokio::test]
 async fn thinking_is_switched_where_the_template_asks() {
     let api = hermes("So.").await;
