@@ -6,6 +6,11 @@ use std::collections::BTreeMap;
 
 /// References, and choices within choices, that are followed.
 const DEPTH: usize = 8;
+/// Schemas and values that are looked at for one parameter: references to each other multiply. What more of them there are says
+/// nothing.
+const LOOKS: usize = 512;
+/// The longest reference that is followed (bytes).
+const REFERENCE: usize = 1024;
 
 /// A tool that an answer may call, as far as reading its calls needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +25,8 @@ impl Callable {
     #[must_use]
     pub fn new(name: &str, schema: &Value) -> Self {
         let properties = schema["properties"].as_object().into_iter().flatten();
-        let parameters = properties.map(|(key, part)| (key.clone(), ParameterType::of(part, schema, DEPTH))).collect();
+        let kind = |part| ParameterType::of(part, schema, DEPTH, &mut { LOOKS });
+        let parameters = properties.map(|(key, part)| (key.clone(), kind(part))).collect();
         Self { name: name.to_owned(), parameters }
     }
 
@@ -57,26 +63,31 @@ impl ParameterType {
         self == Self::TEXT
     }
 
-    fn of(schema: &Value, whole: &Value, depth: usize) -> Self {
-        let Some(deeper) = depth.checked_sub(1) else { return Self::TEXT };
+    fn of(schema: &Value, whole: &Value, depth: usize, left: &mut usize) -> Self {
+        let (Some(deeper), Some(less)) = (depth.checked_sub(1), left.checked_sub(1)) else { return Self::TEXT };
+        *left = less;
         if let Some(target) = schema["$ref"].as_str() {
-            let place = target.strip_prefix('#').and_then(|pointer| whole.pointer(pointer));
-            return place.map_or(Self::TEXT, |place| Self::of(place, whole, deeper));
+            let pointer = target.strip_prefix('#').filter(|pointer| pointer.len() <= REFERENCE);
+            let place = pointer.and_then(|pointer| whole.pointer(pointer));
+            return place.map_or(Self::TEXT, |place| Self::of(place, whole, deeper, left));
         }
         let of_lists = |key: &str| schema[key].as_array().filter(|list| !list.is_empty());
         match &schema["type"] {
             Value::String(name) => return Self::first([JsonType::named(name)]),
-            Value::Array(names) => return Self::first(names.iter().filter_map(Value::as_str).map(JsonType::named)),
+            Value::Array(names) => {
+                return Self::first(looked(names, left).iter().filter_map(Value::as_str).map(JsonType::named));
+            }
             _ => {}
         }
         if let Some(values) = of_lists("enum") {
-            return Self::first(values.iter().map(JsonType::of_value));
+            return Self::first(looked(values, left).iter().map(JsonType::of_value));
         }
         if let Some(value) = schema.get("const") {
             return Self::first([JsonType::of_value(value)]);
         }
         let Some(choices) = ["anyOf", "oneOf", "allOf"].iter().find_map(|key| of_lists(key)) else { return Self::TEXT };
-        let kinds: Vec<Self> = choices.iter().map(|choice| Self::of(choice, whole, deeper)).collect();
+        let choices = choices.iter().take(*left);
+        let kinds: Vec<Self> = choices.map(|choice| Self::of(choice, whole, deeper, left)).collect();
         let first = Self::first(kinds.iter().map(|kind| kind.form));
         Self { may_be_null: first.may_be_null || kinds.iter().any(|kind| kind.may_be_null), ..first }
     }
@@ -134,6 +145,13 @@ impl JsonType {
     }
 }
 
+/// As many of these as are still looked at.
+fn looked<'v>(values: &'v [Value], left: &mut usize) -> &'v [Value] {
+    let (looked, _) = values.split_at(values.len().min(*left));
+    *left -= looked.len();
+    looked
+}
+
 fn integer(text: &str) -> Option<String> {
     text.parse::<i128>().ok().map(|number| number.to_string())
 }
@@ -161,6 +179,19 @@ fn unwrapped(value: Value) -> Value {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    /// A thousand references to a thousand, four times over, would be a million millions.
+    #[test]
+    fn references_to_each_other_are_not_followed_for_ever() {
+        let many = vec![json!({ "$ref": "#/properties/loop" }); 1000];
+        let values: Vec<Value> = (0..400).map(Value::from).chain([Value::Null]).collect();
+        let properties =
+            json!({ "loop": { "anyOf": many }, "count": { "type": "integer" }, "level": { "enum": values } });
+        let tool = Callable::new("all", &json!({ "properties": properties }));
+        let json = |key: &str, text: &str| tool.kind(key).json(text);
+        assert_eq!([json("loop", "7"), json("count", "7")], [r#""7""#, "7"]);
+        assert_eq!([json("level", "7"), json("level", "null")], ["7", "null"]);
+    }
 
     #[test]
     fn texts_are_what_the_schema_says() {
