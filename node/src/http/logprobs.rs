@@ -82,7 +82,8 @@ fn of_chosen(sampled: &Sampled) -> f32 {
     finite(sampled.logprob.unwrap_or(NEVER))
 }
 
-fn finite(logprob: f32) -> f32 {
+/// What JSON says of it.
+pub(super) fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob.max(NEVER) } else { NEVER }
 }
 

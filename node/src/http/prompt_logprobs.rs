@@ -1,5 +1,6 @@
 //! Log-probabilities of a prompt's tokens: `echo` with `logprobs`, and vLLM's `prompt_logprobs`.
 
+use super::logprobs::finite;
 use crate::text::{Detokeniser, TextModel};
 use serde_json::{Map, Value, json};
 use tsnode_protocol::{PromptLogprob, Sampled, Token, TokenLogprob};
@@ -40,7 +41,8 @@ impl PromptLogprobs {
             let mut entry = Map::new();
             let mut put = |token: Token, logprob: f32, rank: u32| {
                 let text = before.token_text(token).text;
-                entry.insert(token.0.to_string(), json!({ "logprob": logprob, "rank": rank, "decoded_token": text }));
+                let said = json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": text });
+                entry.insert(token.0.to_string(), said);
             };
             put(*token, said.logprob, said.rank);
             let others = (1..).zip(said.top.iter().take(n.into())).filter(|(_, other)| other.token != *token);
@@ -49,5 +51,25 @@ impl PromptLogprobs {
             drop(before.push(*token));
         }
         Value::Array(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{http::tests::files, text::Templates};
+
+    #[test]
+    fn what_cannot_be_is_a_number_in_vllms_form_too() {
+        let model = TextModel::new(&files(), &Templates::Here).unwrap();
+        let never = f32::NEG_INFINITY;
+        let top = vec![TokenLogprob { token: Token(61), logprob: never }];
+        let known = PromptLogprobs { known: vec![PromptLogprob { logprob: never, rank: 4, top }] };
+        let list = known.in_vllms_form(&[Token(70), Token(60)], 1, &model);
+        assert_eq!(
+            (&list[1]["60"]["logprob"], &list[1]["61"]["logprob"]),
+            (&json!(-9999.0), &json!(-9999.0)),
+            "{list}"
+        );
     }
 }

@@ -97,7 +97,7 @@ impl Drop for Api {
     }
 }
 
-fn files() -> ModelFiles {
+pub(super) fn files() -> ModelFiles {
     let source = ModelSource::embedded().unwrap();
     let card = source.card().clone();
     let read = |name: &String| (name.clone(), source.file(name).unwrap().to_vec());
