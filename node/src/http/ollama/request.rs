@@ -24,6 +24,8 @@ const OPTIONS: [(&str, &str); 9] = [
     ("presence_penalty", "presence_penalty"),
     ("frequency_penalty", "frequency_penalty"),
 ];
+/// Fields that say how a template renders a prompt.
+const TEMPLATES: [&str; 2] = ["chat_template_kwargs", "reasoning_effort"];
 /// Options that would change what is drawn, and what they are where they do nothing.
 const DRAWS: [(&str, f64); 3] = [("mirostat", 0.0), ("typical_p", 1.0), ("tfs_z", 1.0)];
 
@@ -88,6 +90,8 @@ pub(super) fn generate(mut fields: Fields) -> Result<OllamaRequest, ApiError> {
     fields.finish()?;
     let asks_nothing = prompt.is_empty();
     if raw {
+        // They are for a template, and none renders it.
+        TEMPLATES.into_iter().for_each(|name| drop(body.remove(name)));
         body.insert("prompt".into(), prompt.into());
         return Ok(OllamaRequest {
             kind: TranslatedKind::Text,
@@ -245,15 +249,21 @@ mod tests {
     #[test]
     fn a_prompt_is_a_conversation_unless_it_is_raw() {
         let asked = |raw: bool| {
-            let request = json!({ "model": "m", "prompt": "Hi", "system": "Be brief.", "raw": raw, "stream": false });
+            let request = json!({
+                "model": "m", "prompt": "Hi", "system": "Be brief.", "raw": raw, "stream": false, "think": "low",
+            });
             generate(fields(request)).unwrap()
         };
         let said = |role: &str, text: &str| json!({ "role": role, "content": text });
         let templated = asked(false);
         assert_eq!(templated.body["messages"], json!([said("system", "Be brief."), said("user", "Hi")]));
         assert!(!templated.stream && templated.kind == TranslatedKind::Chat);
+        assert_eq!(templated.body["reasoning_effort"], "low");
         let raw = asked(true);
-        assert_eq!((raw.kind, &raw.body["prompt"]), (TranslatedKind::Text, &json!("Hi")));
+        assert_eq!(
+            (raw.kind, Value::Object(raw.body)),
+            (TranslatedKind::Text, json!({ "model": "m", "prompt": "Hi" }))
+        );
         assert!(generate(fields(json!({ "model": "m" }))).unwrap().asks_nothing);
     }
 
