@@ -196,6 +196,9 @@ fn message(mut given: Value, place: &str, calls: &mut CallNumbers) -> Result<Val
     if is_tool {
         message["tool_call_id"] = format!("call_{}", calls.answered).into();
         calls.answered += 1;
+        if given["tool_name"].is_string() {
+            message["name"] = taken(&mut given, "tool_name");
+        }
     }
     if given["thinking"].is_string() {
         message["reasoning_content"] = taken(&mut given, "thinking");
@@ -281,6 +284,7 @@ mod tests {
         );
         assert_eq!((&ids[2]["tool_call_id"], &ids[3]["tool_call_id"]), (&json!("call_0"), &json!("call_1")));
         assert_eq!(ids[0]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
+        assert_eq!([&ids[2]["name"], &ids[3]["name"]], ["f", "f"], "templates name the tool that said it");
         assert_eq!(body["response_format"]["json_schema"]["schema"], json!({ "type": "object" }));
     }
 
