@@ -56,7 +56,7 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: ReadBod
         best_of: None,
         delivery: params::delivery(&mut fields, &mut ignored)?,
         tools: Tools::read(fields.take("tools"), fields.take("tool_choice"), fields.take("parallel_tool_calls"))?,
-        include_reasoning: fields.take("include_reasoning") != Some(Value::Bool(false)),
+        include_reasoning: fields.flag_or("include_reasoning", true)?,
         trace: headers.contains_key(respond::TRACE),
         overrule: request::overrule(headers)?,
         codec: fingerprint::kv_codec(&mut fields, state)?,

@@ -275,6 +275,7 @@ async fn tools_that_are_none_are_refused_by_name() {
         (json!({ "chat_template_kwargs": 1 }), "chat_template_kwargs"),
         (json!({ "chat_template_kwargs": { "messages": [] } }), "chat_template_kwargs"),
         (json!({ "reasoning_effort": 1 }), "reasoning_effort"),
+        (json!({ "include_reasoning": "no" }), "include_reasoning"),
     ];
     for (more, param) in cases {
         let (status, answer) = api.post(CHAT, asked(more.clone())).await;
