@@ -10,6 +10,8 @@ use tsnode_protocol::{Sampling, Token, limits};
 const ANSWERS: u64 = 128;
 /// Stop strings of one request.
 const STOPS: usize = 16;
+/// The longest of them (bytes): so much of an answer may be held back, and is looked through again with every token.
+const STOP_BYTES: usize = 1024;
 
 /// How the answer is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,15 +108,22 @@ pub(super) fn best_of(fields: &mut Fields, answers: u64, delivery: &StreamOption
 }
 
 pub(super) fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let wrong = || ApiError::param("stop", format!("'stop' must be a string or a list of up to {STOPS} strings"));
-    match fields.take("stop") {
-        None => Ok(Vec::new()),
-        Some(Value::String(one)) => Ok(vec![one]),
-        Some(Value::Array(many)) if many.len() <= STOPS => {
-            many.into_iter().map(|v| if let Value::String(s) = v { Ok(s) } else { Err(wrong()) }).collect()
-        }
-        Some(_) => Err(wrong()),
-    }
+    let wrong = || {
+        let why =
+            format!("'stop' must be a string or a list of up to {STOPS} strings, of {STOP_BYTES} bytes at most each");
+        ApiError::param("stop", why)
+    };
+    let stops = match fields.take("stop") {
+        None => Vec::new(),
+        Some(one @ Value::String(_)) => vec![one],
+        Some(Value::Array(many)) if many.len() <= STOPS => many,
+        Some(_) => return Err(wrong()),
+    };
+    let stop = |value: Value| match value {
+        Value::String(text) if text.len() <= STOP_BYTES => Ok(text),
+        _ => Err(wrong()),
+    };
+    stops.into_iter().map(stop).collect()
 }
 
 /// What the answers draw with.

@@ -52,7 +52,7 @@ const fn field(name: &'static str, at: At, kind: FieldType, says: &'static str) 
 const SEED: (i64, i64) = (i64::MIN, i64::MAX);
 const MOST: i64 = u32::MAX as i64;
 const NOTHING: &str = r#"{"enum":[false,[],{},null]}"#;
-const STOP: &str = r#"{"anyOf":[{"type":["string","null"]},{"type":"array","maxItems":16,"items":{"type":"string"}}]}"#;
+const STOP: &str = r#"{"anyOf":[{"type":["string","null"],"maxLength":1024},{"type":"array","maxItems":16,"items":{"type":"string","maxLength":1024}}]}"#;
 const IDS: &str =
     r#"{"type":["array","null"],"maxItems":128,"items":{"type":"integer","minimum":0,"maximum":4294967295}}"#;
 const BIAS: &str = r#"{"type":["object","null"],"maxProperties":300,"propertyNames":{"pattern":"^[0-9]+$"},"additionalProperties":{"type":"number","minimum":-100,"maximum":100}}"#;

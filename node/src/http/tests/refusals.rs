@@ -148,6 +148,8 @@ async fn a_field_that_is_wrong_is_named() {
         (TEXT, json!({ "prompt": "x", "seed": "lucky" }), "seed"),
         (TEXT, json!({ "prompt": "x", "stop": ["a", 1] }), "stop"),
         (TEXT, json!({ "prompt": "x", "stop": vec!["a"; 17] }), "stop"),
+        (TEXT, json!({ "prompt": "x", "stop": "a".repeat(1025) }), "stop"),
+        (TEXT, json!({ "prompt": "x", "stop": ["a", "b".repeat(1025)] }), "stop"),
         (TEXT, json!({ "prompt": "x", "logprobs": 9 }), "logprobs"),
         (TEXT, json!({ "prompt": "x", "logit_bias": { "0": 101 } }), "logit_bias"),
         (TEXT, json!({ "prompt": "x", "logit_bias": { "x": 1 } }), "logit_bias"),
