@@ -171,8 +171,15 @@ impl<'m> AnswerWriter<'m> {
             of_prompt.extend(more);
         }
         let mut piece = Piece::default();
-        if !self.waits() {
-            std::mem::take(&mut self.held).into_iter().for_each(|sampled| piece.extend(self.token(sampled)));
+        if self.waits() {
+            return piece;
+        }
+        for sampled in std::mem::take(&mut self.held) {
+            piece.extend(self.token(sampled));
+            if piece.finish.is_some() {
+                // A stop string: what follows it in another gateway's answer is not this one's.
+                break;
+            }
         }
         piece
     }

@@ -66,6 +66,8 @@ pub(super) enum GatewayReply {
     Write(Vec<Token>),
     /// The text's tokens, a trace in which so many of the prompt's tokens were cached, and the end.
     Traced(&'static str, u32),
+    /// The text's tokens, as another gateway had them, then what is said of the prompt's, and the end.
+    Recalled(&'static str),
     /// The text's tokens, and then the channel closes without a word.
     BreakOff(&'static str),
     /// The first token, then nothing.
@@ -198,8 +200,11 @@ async fn play(
     let mut hanging = JoinSet::new();
     while let Some(Submission { prompt, answer }) = submissions.recv().await {
         let (replies, reader) = mpsc::channel(256);
-        if prompt.generation.sampling.prompt_logprobs.is_some() {
-            replies.send(of_prompt(&prompt.prompt)).await.unwrap();
+        let mut said_of_prompt = prompt.generation.sampling.prompt_logprobs.map(|_| of_prompt(&prompt.prompt));
+        if !matches!(part, GatewayReply::Recalled(_))
+            && let Some(said) = said_of_prompt.take()
+        {
+            replies.send(said).await.unwrap();
         }
         let request = prompt.request;
         asked.lock().unwrap().push(prompt);
@@ -225,11 +230,15 @@ async fn play(
             GatewayReply::Say(said, end) => (in_tokens(&text, said), None, Some(end.clone())),
             GatewayReply::Write(tokens) => (tokens.clone(), None, Some(End::Stop)),
             GatewayReply::Traced(said, cached) => (in_tokens(&text, said), Some(*cached), Some(End::Length)),
+            GatewayReply::Recalled(said) => (in_tokens(&text, said), None, Some(End::Length)),
             GatewayReply::BreakOff(said) => (in_tokens(&text, said), None, None),
         };
         replies.send(Reply::Settled(KvCodec::Int4.into())).await.unwrap();
         for (index, one) in tokens.into_iter().enumerate() {
             replies.send(token(&text, index as u32, one)).await.unwrap();
+        }
+        if let Some(said) = said_of_prompt {
+            replies.send(said).await.unwrap();
         }
         if let Some(cached_tokens) = cached {
             let trace = Trace { request, cached_tokens, ..crate::history::tests::alone(1) };

@@ -169,6 +169,17 @@ async fn a_stop_string_ends_the_answer_before_it_streamed_or_not() {
     }
 }
 
+/// Tokens that another gateway had wait for what is said of an echoed prompt, and then end where they would have ended.
+#[tokio::test]
+async fn a_stop_string_among_tokens_that_waited_ends_the_answer() {
+    let api = Api::up(GatewayReply::Recalled("The wind was in the house.")).await;
+    let body = json!({ "prompt": "It was", "echo": true, "logprobs": 1, "stop": " in the" });
+    let (status, answer) = api.post(TEXT, body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!((status, &choice["finish_reason"]), (200, &json!("stop")), "{answer}");
+    assert!(choice["text"].as_str().unwrap().ends_with("The wind was"), "{answer}");
+}
+
 /// What an answer's group writes before it knows is nobody's, and the other answers go on to their own ends.
 #[tokio::test]
 async fn a_stop_string_ends_each_of_several_streamed_answers_once() {
