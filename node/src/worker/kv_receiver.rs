@@ -17,6 +17,7 @@ use tsnode_kernels::engine::{Engine, StageKey};
 use tsnode_protocol::{
     KvCodec, LayerRange, PeerId, RequestId,
     kv::{Delivery, KvAnswer, KvHeader},
+    limits,
     ring::RingFrame,
 };
 
@@ -47,9 +48,12 @@ struct PendingKv {
 }
 
 impl PendingKv {
-    /// What came by several connections from one stage is one delivery.
+    /// What came by several connections from one stage is one delivery. Once there are as many as one frame may tell of, what else
+    /// comes is told with the last: who sends KV in ever other pieces must not have the leader refuse, and blame, what this stage says.
     fn add(&mut self, header: &KvHeader, new: Delivery) {
-        match self.deliveries.iter_mut().find(|(layers, d)| (*layers, d.from) == (header.layers, new.from)) {
+        let same = self.deliveries.iter().position(|(layers, d)| (*layers, d.from) == (header.layers, new.from));
+        let last = (self.deliveries.len() >= limits::STAGES).then_some(limits::STAGES - 1);
+        match same.or(last).and_then(|at| self.deliveries.get_mut(at)) {
             Some((_, delivery)) => delivery.join(&new),
             None => self.deliveries.push((header.layers, new)),
         }

@@ -356,3 +356,24 @@ async fn a_layer_of_another_kv_stream_is_a_stray() {
     assert_eq!(bench.kv_receiver.refused().get("stray"), Some(&1));
     bench.heard().await.unwrap_err();
 }
+
+/// Whoever hears of them would refuse more, and blame this stage for it.
+#[tokio::test]
+async fn what_comes_in_more_pieces_than_may_be_told_of_is_told_in_as_many_as_may() {
+    let mut bench = Bench::new().await;
+    bench.expect().await;
+    let good = bench.good().await;
+    let first = bench.stage.layers.start;
+    // Of no layer, each of them.
+    for layer in first..=first + limits::STAGES as u32 {
+        let header = KvHeader { layers: LayerRange { start: layer, end: layer }, ..good.header };
+        let nothing = Sent { header, parts: Vec::new(), flip: false, end: true };
+        assert_eq!(bench.send(nothing).await, KvAnswer::Committed);
+    }
+    assert_eq!(bench.send(good).await, KvAnswer::Committed);
+    let deliveries = bench.heard().await.unwrap();
+    assert_eq!(deliveries.len(), limits::STAGES);
+    let told = RingFrame::KvArrived { request: WAITS, position: 0, arrived: Ok(deliveries) };
+    assert_eq!(told.check(), Ok(()));
+    bench.release().await;
+}
