@@ -5,7 +5,9 @@ use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Endorsement, Epoch, Gossip, PeerId, Plan, PlanId, Signed, Term, gossip::Certificate, limits};
+use tsnode_protocol::{
+    Endorsement, Epoch, Gossip, GroupId, PeerId, Plan, PlanId, Signed, Term, gossip::Certificate, limits,
+};
 
 /// Proposals kept: those of a few terms, by a few impatient ranks.
 const PROPOSALS: usize = 64;
@@ -26,6 +28,8 @@ pub(super) const TERMS_AHEAD: u32 = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Adoption {
     pub adopted: Option<Adopted>,
+    /// Who leads the groups of the plan in force, of the one before it, and of those before whose groups somebody says take requests.
+    pub leaders: BTreeMap<GroupId, PeerId>,
     proposals: BTreeMap<PlanId, Proposal>,
     /// A certificate that this peer could not judge yet.
     shown: Option<Shown>,
@@ -419,6 +423,7 @@ impl Control {
         for peer in astray {
             self.members.entry(peer).and_modify(|m| m.dispute.brought_back());
         }
+        self.note_leaders(&plan);
         self.adoption.adopted = Some(Adopted { id: plan.id(), peers, plan: plan.clone(), certificate, endorsers });
         self.adoption.proposals.retain(|_, p| p.plan.as_ref().is_none_or(|p| (p.plan.epoch, p.plan.term) > at));
         self.turn.needed_since = None;
@@ -431,6 +436,15 @@ impl Control {
             member.dispute.plan_changed();
         }
         out.push(Action::Adopt(plan));
+    }
+
+    /// A plan takes effect: its leaders speak for its groups from now on. Groups of plans before may be followed until these are up.
+    fn note_leaders(&mut self, plan: &Plan) {
+        let ready = self.said_ready();
+        let before: BTreeSet<GroupId> =
+            self.adoption.adopted.iter().flat_map(|a| a.plan.groups.iter().map(|group| group.id)).collect();
+        self.adoption.leaders.retain(|group, _| ready.contains_key(group) || before.contains(group));
+        self.adoption.leaders.extend(plan.groups.iter().filter_map(|group| Some((group.id, group.leader()?))));
     }
 
     /// The coordinator shows the certificate to those who have followed another plan, or none, for a while.

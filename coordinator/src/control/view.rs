@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Epoch, Group, GroupId, Heartbeat, Load, PeerId, PlanId,
+    Advert, Epoch, Group, GroupId, GroupLoad, Heartbeat, Load, PeerId, PlanId,
     liveness_digest::{Missed, PeerTag},
 };
 
@@ -76,12 +76,13 @@ impl Control {
         up
     }
 
-    /// Every group whose leader says that it takes requests.
+    /// Every group whose leader says that it takes requests. Who leads a group that no plan has had here is not known.
     #[must_use]
     pub fn said_ready(&self) -> BTreeMap<GroupId, Load> {
         let mut up = BTreeMap::new();
-        for (_, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving) {
-            up.extend(member.heartbeat.ready.iter().map(|g| (g.group, g.load)));
+        for (peer, member) in self.members().filter(|(_, m)| !m.heartbeat.leaving) {
+            let leads = |g: &&GroupLoad| self.adoption.leaders.get(&g.group).is_none_or(|leader| leader == peer);
+            up.extend(member.heartbeat.ready.iter().filter(leads).map(|g| (g.group, g.load)));
         }
         up
     }

@@ -7,7 +7,7 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    Call, Gossip, Phase, SeenSpeed,
+    Call, Gossip, GroupLoad, Load, Phase, SeenSpeed,
     gossip::Certificate,
     liveness_digest::{Missed, PeerTag},
 };
@@ -97,6 +97,30 @@ fn what_a_gateway_saw_of_a_claim_comes_to_all_and_changes_no_plan() {
         }
     }
     assert_eq!(world.common_plan().unwrap().groups, before.groups);
+}
+
+/// Requests would go elsewhere, or to a group that is not up, and what its own steps are said to take is held against its leader.
+#[test]
+fn what_a_peer_says_of_a_group_that_another_leads_counts_for_nothing() {
+    let mut world = World::of(3, 1);
+    world.wait(seconds(6));
+    let group = world.common_plan().unwrap().groups[0].clone();
+    let leader = world.number(group.leader().unwrap()).unwrap();
+    let load = |running| Load { running, ..Load::default() };
+    let ready = |running| vec![GroupLoad { group: group.id, load: load(running) }];
+    for n in 0..3 {
+        let running = if n == leader { 1 } else { 99 };
+        world.tell(n, Event::Load { load: load(running), ready: ready(running) });
+    }
+    world.wait(seconds(4));
+    for n in 0..3 {
+        assert_eq!(control(&world, n).said_ready().get(&group.id), Some(&load(1)), "peer {n}");
+    }
+    world.tell(leader, Event::Load { load: load(0), ready: vec![] });
+    world.wait(seconds(4));
+    for n in 0..3 {
+        assert_eq!(control(&world, n).said_ready().get(&group.id), None, "peer {n}");
+    }
 }
 
 #[test]
