@@ -140,23 +140,48 @@ pub(super) async fn answer(mut stream: Stream, connections: &[Arc<Tuning>], byte
 /// Lets a train pass, and looks at what all connections from there have received meanwhile: packets count when they come, not
 /// when those lost before them have come again.
 async fn watch(stream: &mut Stream, connections: &[Arc<Tuning>]) -> Result<Option<BytesPerSecond>, LinkError> {
-    let received = || connections.iter().map(|connection| connection.connection.stats().udp_rx.bytes).sum();
+    let received = || connections.iter().map(|connection| connection.connection.stats().udp_rx.bytes).sum::<u64>();
+    let passing = stream.receiver.pass(LONGEST_TRAIN as usize);
+    Ok(carried(&arrivals(passing, received, LOOKS).await?))
+}
+
+/// What had been received at each of so many looks at most, and when the train had passed. After the last look nothing is done until then:
+/// a train that never ends costs nothing.
+async fn arrivals(
+    passing: impl Future<Output = Result<bool, LinkError>>,
+    received: impl Fn() -> u64,
+    looks: usize,
+) -> Result<Vec<(Duration, u64)>, LinkError> {
     let started = Instant::now();
     let mut arrivals = vec![(Duration::ZERO, received())];
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let passing = stream.receiver.pass(LONGEST_TRAIN as usize);
     tokio::pin!(passing);
     loop {
         tokio::select! {
             passed = &mut passing => {
                 passed?;
                 arrivals.push((started.elapsed(), received()));
-                return Ok(carried(&arrivals));
+                return Ok(arrivals);
             }
-            _ = look.tick() => if arrivals.len() < LOOKS {
-                arrivals.push((started.elapsed(), received()));
-            }
+            _ = look.tick(), if arrivals.len() < looks => arrivals.push((started.elapsed(), received())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_train_that_does_not_end_is_looked_at_so_often_and_no_oftener() {
+        let (mut looked, mut ends) = (0, Box::pin(tokio::time::sleep(200 * LOOK)));
+        let passing = std::future::poll_fn(|cx| {
+            looked += 1;
+            ends.as_mut().poll(cx).map(|()| Ok(true))
+        });
+        let arrivals = arrivals(passing, || 7, 4).await.unwrap();
+        assert!(arrivals.len() <= 5 && arrivals.iter().all(|(_, bytes)| *bytes == 7), "{arrivals:?}");
+        assert!(looked < 20, "{looked}");
     }
 }
