@@ -396,6 +396,12 @@ impl Links {
         self.inner.known.forget(peer);
     }
 
+    /// Lets go of connections that have ended, and of attempts that failed: the next dial is another one.
+    fn forget_ended(&self) {
+        let mut dials = self.inner.dials.lock().unwrap_or_else(PoisonError::into_inner);
+        dials.retain(|_, dial| !dial.is_over());
+    }
+
     /// What is known of links from here, by probes and by what traffic has shown.
     #[must_use]
     pub fn measured(&self) -> Vec<MeasuredLink> {

@@ -16,6 +16,10 @@ use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds, limits};
 /// How often the meters are read: windows follow a link within that time.
 const LOOK: Duration = Duration::from_millis(300);
 
+/// Connections with one peer at once: one that each end opened, those beside them for KV, one over the control plane, and as many that have
+/// broken off unheard. Of more the oldest are closed: each may make this peer hold memory, and a member could open any number.
+pub(super) const CONNECTIONS: usize = 32;
+
 /// How long one link within this host stands for all of them, at least, for each of them, and at most: they are one loopback, and where
 /// many peers share it each of them measures it.
 const WITHIN_FOR: Duration = Duration::from_secs(60);
@@ -40,6 +44,7 @@ pub(super) async fn watch(links: Links, stop: CancellationToken) {
             sleep(LOOK).await;
             links.inner.known.gather();
             links.inner.beside.sweep();
+            links.forget_ended();
         }
     };
     tokio::select! {
@@ -114,14 +119,22 @@ impl KnownLinks {
         self.turns.subscribe()
     }
 
-    /// A new connection: it begins with what is known of the link.
+    /// A new connection: it begins with what is known of the link. Where more peers are known than a swarm has, those go that are not
+    /// connected: who comes with ever other names is not remembered by all of them.
     pub fn join(&self, peer: PeerId, connection: &Arc<Tuning>) {
         let mut peers = self.lock();
+        if peers.len() >= limits::PEERS && !peers.contains_key(&peer) {
+            peers.retain(|_, known| !known.live().is_empty());
+        }
         let known = peers.entry(peer).or_default();
         known.connections.retain(|connection| connection.strong_count() > 0);
         known.connections.push(Arc::downgrade(connection));
         let live = known.live();
-        let turned = known.turn(&live);
+        let (spare, live) = live.split_at(live.len().saturating_sub(CONNECTIONS));
+        for oldest in spare {
+            oldest.connection.close(super::CODE_REFUSED.into(), b"too many connections");
+        }
+        let turned = known.turn(live);
         if let Some(bandwidth) = known.ways.known(connection.way.path()).and_then(Estimate::bandwidth) {
             connection.hurry(bandwidth);
             connection.fit(bandwidth);

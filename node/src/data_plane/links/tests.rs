@@ -1,5 +1,6 @@
 //! Two ends of a link, honest and otherwise.
 
+mod bounded;
 mod crowd;
 mod parallel;
 mod relayed;
