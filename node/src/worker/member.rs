@@ -3,7 +3,7 @@
 use super::{
     context::StageContext,
     kv_receiver::KvReceiver,
-    stage::{Arrived, Downstream, FRAMES, StageError, Worker, read_ring},
+    stage::{Arrived, Downstream, FRAMES, ROOM, StageError, Worker, read_ring},
 };
 use crate::data_plane::links::{FrameReceiver, Links, Stream};
 use crate::data_plane::roster::Roster;
@@ -131,7 +131,7 @@ async fn until_dropped(
     onward: &mut FrameReceiver,
 ) -> Result<(), StageError> {
     tokio::select! {
-        read = read_ring(before, frames) => read,
+        read = read_ring(before, frames, ROOM) => read,
         why = dropped(onward) => Err(why),
     }
 }

@@ -29,7 +29,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::policy::sharing::arbiter::StepShare;
 use tsnode_kernels::{
@@ -44,6 +44,9 @@ use tsnode_protocol::{
 /// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
 /// admissions and releases can pile up, and those are bounded by the sequences a leader takes.
 pub(super) const FRAMES: usize = 4096;
+/// What frames of the stage before may take until the worker has done with them (bytes): the largest step while it is computed, and
+/// another that waits. A stage before that sends what no leader asked for waits itself then.
+pub(super) const ROOM: usize = 2 * limits::ACTIVATION_BYTES;
 
 /// A frame and the activations that came with it.
 #[derive(Debug)]
@@ -51,11 +54,13 @@ pub(super) struct Arrived {
     pub frame: RingFrame,
     /// Rows of f32 in little-endian bytes; empty unless the frame is a step from a stage before.
     pub hidden: Vec<f32>,
+    /// What it takes of what there is room for, where it is another peer's.
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 impl From<RingFrame> for Arrived {
     fn from(frame: RingFrame) -> Self {
-        Self { frame, hidden: Vec::new() }
+        Self { frame, hidden: Vec::new(), _room: None }
     }
 }
 
@@ -535,8 +540,13 @@ fn refusal(error: NoPages) -> Refusal {
     }
 }
 
-/// Reads frames of the stage before into `worker` until the stream ends.
-pub(super) async fn read_ring(mut stream: FrameReceiver, worker: mpsc::Sender<Arrived>) -> Result<(), StageError> {
+/// Reads frames of the stage before into `worker` until the stream ends, as far as there is `room` for them (bytes).
+pub(super) async fn read_ring(
+    mut stream: FrameReceiver,
+    worker: mpsc::Sender<Arrived>,
+    room: usize,
+) -> Result<(), StageError> {
+    let left = Arc::new(Semaphore::new(room));
     while let Some(mut frame) = stream.recv::<RingFrame>().await? {
         frame.check().map_err(|why| stream.refuse(why))?;
         frame.shorten_reason();
@@ -547,9 +557,21 @@ pub(super) async fn read_ring(mut stream: FrameReceiver, worker: mpsc::Sender<Ar
             }
             _ => Vec::new(),
         };
-        worker.send(Arrived { frame, hidden }).await.map_err(|_| StageError::Upstream)?;
+        let takes = u32::try_from(takes(&frame, &hidden).min(room)).unwrap_or(u32::MAX);
+        let taken = left.clone().acquire_many_owned(takes).await.map_err(|_| StageError::Upstream)?;
+        worker.send(Arrived { frame, hidden, _room: Some(taken) }).await.map_err(|_| StageError::Upstream)?;
     }
     Ok(())
+}
+
+/// Memory that what came takes, as far as it is much (bytes).
+fn takes(frame: &RingFrame, hidden: &[f32]) -> usize {
+    let tokens = match frame {
+        RingFrame::Admit(admit) => admit.tokens.len(),
+        RingFrame::Step(step) => step.entries.iter().map(|entry| entry.tokens.len()).sum(),
+        _ => 0,
+    };
+    tokens * size_of::<Token>() + size_of_val(hidden)
 }
 
 fn all_tokens(step: &Step) -> Vec<Token> {

@@ -4,7 +4,10 @@ use super::*;
 use crate::data_plane::links::{Incoming, IncomingStream};
 use crate::worker::kv_receiver::tests::links;
 use tokio::time::timeout;
-use tsnode_protocol::{LayerRange, ModelId, RingId, Stage};
+use tsnode_protocol::{
+    LayerRange, ModelId, RequestId, RingId, Stage, Token, limits,
+    ring::{Step, StepEntry},
+};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -49,4 +52,30 @@ fn a_reason_is_news_once_and_again_after_a_ring_of_use() {
     assert_eq!(news, [true, false, true, true]);
     said.forget();
     assert!(said.is_news("not loaded"));
+}
+
+/// It may send what no leader asked for, and faster than anybody computes.
+#[tokio::test]
+async fn of_what_the_stage_before_sends_no_more_is_read_than_there_is_room_for() {
+    let stop = CancellationToken::new();
+    let _end = stop.clone().drop_guard();
+    let (_, before, _) = links(&stop);
+    let (me, here, mut incoming) = links(&stop);
+    let (Stream { mut sender, receiver: _receiver }, arrived) = opened(&before, (me, &here, &mut incoming)).await;
+    let entry =
+        StepEntry { request: RequestId([1; 16]), start: 0, tokens: vec![Token(1)], sample: false, prompt: true };
+    for step in 0..3 {
+        sender.send(&RingFrame::Step(Step { step, entries: vec![entry.clone()], rows: 1 })).await.unwrap();
+        sender.send_bytes(&[0; 4000], limits::ACTIVATION_BYTES).await.unwrap();
+    }
+    let (frames, mut worker) = mpsc::channel(FRAMES);
+    let reading = crate::tasks::spawn("test", read_ring(arrived.receiver, frames, 10_000));
+    let first = timeout(SOON, worker.recv()).await.unwrap().unwrap();
+    let second = timeout(SOON, worker.recv()).await.unwrap().unwrap();
+    assert_eq!((first.hidden.len(), second.hidden.len()), (1000, 1000));
+    timeout(Duration::from_millis(200), worker.recv()).await.unwrap_err();
+    drop(first);
+    let third = timeout(SOON, worker.recv()).await.unwrap().unwrap();
+    assert!(matches!(&third.frame, RingFrame::Step(step) if step.step == 2));
+    reading.abort();
 }
