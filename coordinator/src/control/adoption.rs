@@ -260,15 +260,18 @@ impl Control {
         self.adoption.adopted.is_none() || at > self.followed()
     }
 
-    /// The proposal of that name; a new one may push out the one that has waited longest.
+    /// The proposal of that name; a new one may push out the one that has waited longest, a name of which no plan was heard before a
+    /// plan: anybody can endorse names that he makes up.
     fn proposal(&mut self, id: PlanId) -> &mut Proposal {
-        if !self.adoption.proposals.contains_key(&id)
-            && self.adoption.proposals.len() >= PROPOSALS
-            && let Some(oldest) = self.adoption.proposals.iter().min_by_key(|(_, p)| p.heard).map(|(id, _)| *id)
+        let proposals = &mut self.adoption.proposals;
+        let age = |(_, p): &(&PlanId, &Proposal)| (p.plan.is_some(), p.heard);
+        if !proposals.contains_key(&id)
+            && proposals.len() >= PROPOSALS
+            && let Some(oldest) = proposals.iter().min_by_key(age).map(|(id, _)| *id)
         {
-            self.adoption.proposals.remove(&oldest);
+            proposals.remove(&oldest);
         }
-        self.adoption.proposals.entry(id).or_default()
+        proposals.entry(id).or_default()
     }
 
     /// Endorses a proposal, refuses it, or leaves it for later.

@@ -7,7 +7,7 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    Call, Gossip, GroupLoad, Load, Phase, SeenSpeed,
+    Call, Endorsement, Gossip, GroupLoad, Load, Phase, PlanId, SeenSpeed,
     gossip::Certificate,
     liveness_digest::{Missed, PeerTag},
 };
@@ -136,6 +136,28 @@ fn a_second_plan_for_a_term_is_refused() {
     }
     assert_eq!(world.common_plan().unwrap().reason, "one");
     all_is_well(&mut world);
+}
+
+/// Whoever has heard of a plan and of most endorsements of it follows it, whatever else is endorsed meanwhile.
+#[test]
+fn endorsements_of_plans_that_nobody_made_push_out_no_plan() {
+    let mut world = World::of(3, 7);
+    world.wait(seconds(4));
+    let first = coordinator(&world);
+    let [listener, liar] = [1, 2].map(|n| (first + n) % 3);
+    let plan = next_of(&world, "next");
+    let endorses = |id| Gossip::Endorsement(Endorsement { epoch: plan.epoch, term: plan.term, plan: id });
+    let hears = |world: &mut World, by: usize, gossip: Gossip| {
+        let said = world.peers[by].seal(gossip).unwrap();
+        world.tell(listener, Event::Gossip(said));
+    };
+    hears(&mut world, first, Gossip::Plan(plan.clone().into()));
+    world.wait(Duration::from_millis(20));
+    for n in 0..100 {
+        hears(&mut world, liar, endorses(PlanId([n; 16])));
+    }
+    hears(&mut world, first, endorses(plan.id()));
+    assert_eq!(control(&world, listener).plan().map(|plan| plan.reason.as_str()), Some("next"));
 }
 
 #[test]
