@@ -13,7 +13,7 @@ use tsnode_kernels::{
     quant::QuantType,
     source::{ModelSource, PartFile, Precision, Start, start_of},
 };
-use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token, weights::WeightsForm};
+use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token, limits, weights::WeightsForm};
 
 /// Between logits of F32 weights and Hugging Face's.
 const TOLERANCE: f32 = 1e-3;
@@ -493,6 +493,28 @@ fn what_is_wrong_is_named() {
     std::fs::write(&path, &bytes[..bytes.len() - 64]).unwrap();
     let error = ModelSource::open(&path).err().unwrap().to_string();
     assert!(error.contains("cut.gguf") && error.contains("cut short"), "{error}");
+}
+
+/// What Gemma 4's files say of each layer is looked for in lists: of millions of layers that would not end.
+#[test]
+fn more_layers_than_a_model_has_are_refused_before_they_are_looked_at() {
+    let layers = limits::LAYERS as usize + 1;
+    let mut writer = Writer::default();
+    writer
+        .text("general.architecture", "gemma4")
+        .text("tokenizer.ggml.model", "gemma4")
+        .texts("tokenizer.ggml.tokens", &["<unk>", "a", "b", "ab"])
+        .texts("tokenizer.ggml.merges", &["a b"])
+        .count("gemma4.block_count", layers as u32)
+        .count("gemma4.embedding_length", 64)
+        .count("gemma4.feed_forward_length", 64)
+        .count("gemma4.attention.head_count", 4)
+        .count("gemma4.attention.key_length_swa", 16)
+        .integers("gemma4.attention.head_count_kv", &vec![1; layers])
+        .flags("gemma4.attention.sliding_window_pattern", &vec![true; layers]);
+    let bytes = writer.bytes();
+    let error = Gguf::parse(&bytes).unwrap().small_files().unwrap_err().to_string();
+    assert!(error.contains("block_count: 1025, at most 1024"), "{error}");
 }
 
 /// llama.cpp's own tests of tokenizers: `models/ggml-vocab-*.gguf` with texts (`.inp`) and tokens (`.out`).

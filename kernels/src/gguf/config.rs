@@ -248,10 +248,11 @@ pub(super) fn json(
     serde_json::to_vec_pretty(&config).map_err(|e| GgufError::Tokenizer(e.to_string()))
 }
 
-/// Layers, but for those behind the last that propose tokens.
+/// Layers, but for those behind the last that propose tokens. There are few: what is said by layer is looked for layer by layer.
 fn layers(keys: &ArchitectureKeys<'_, '_>) -> Result<u32, GgufError> {
     let more = if keys.architecture.name == GLM { keys.count("nextn_predict_layers")?.unwrap_or(0) } else { 0 };
     let all = keys.needed("block_count")?;
+    super::at_most("block_count", all.into(), limits::LAYERS.into())?;
     match all.checked_sub(more) {
         Some(layers) => Ok(layers),
         None => keys.refuse("nextn_predict_layers", more, "fewer than block_count are").map(|()| all),
