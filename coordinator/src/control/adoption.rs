@@ -132,6 +132,10 @@ impl Control {
         if self.adoption.adopted.as_ref().is_some_and(|a| a.certificate.plan == certificate.plan) {
             return;
         }
+        let now = self.now;
+        if self.members.get_mut(&signer).is_some_and(|member| !member.may_prove(now)) {
+            return out.push(Action::Reject { peer: signer, reason: Reject::TooManyCertificates });
+        }
         let known =
             self.adoption.proposals.values().find(|p| p.plan.as_ref().is_some_and(|p| p.proof == certificate.plan));
         let mut reject = |reason| out.push(Action::Reject { peer: signer, reason });

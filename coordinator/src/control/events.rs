@@ -132,6 +132,8 @@ pub enum Reject {
     WrongEpoch,
     /// A certificate whose parts do not fit or do not suffice.
     BadCertificate,
+    /// More certificates than any honest peer shows.
+    TooManyCertificates,
 }
 
 impl Reject {
@@ -165,6 +167,7 @@ impl fmt::Display for Reject {
             Self::Worse => f.write_str("plan worse than the present one"),
             Self::WrongEpoch => f.write_str("plan of a far epoch or term"),
             Self::BadCertificate => f.write_str("bad certificate"),
+            Self::TooManyCertificates => f.write_str("certificates faster than any peer shows them"),
         }
     }
 }

@@ -7,7 +7,10 @@ mod sequences;
 pub(super) use sequences::MessageKind;
 
 use super::detector::{ArrivalWindow, Health, Sign, Silence};
-use crate::Time;
+use crate::{
+    Time,
+    rate_limit::{RateLimit, TokenBucket},
+};
 use announced::Announced;
 use dispute::Dispute;
 use sequences::Sequences;
@@ -20,6 +23,10 @@ const ECHO: Time = Time::from_secs(3);
 
 /// Between two changes of one peer that hold up planning.
 const RESTLESS: Time = Time::from_secs(5);
+
+/// Certificates of one peer that are looked at: it shows one a second at most, and one for each plan that it made. A gossip message holds
+/// some two thousand endorsements, each a signature to check.
+const CERTIFICATES: RateLimit = RateLimit { per_second: 2.0, burst: 16.0 };
 
 /// How a message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +82,7 @@ pub struct Member {
     pub(super) in_digest: Time,
     announced: Announced,
     arrivals: ArrivalWindow,
+    certificates: TokenBucket,
     pub(super) sequences: Sequences,
 }
 
@@ -98,6 +106,7 @@ impl Member {
             in_digest: Time::ZERO,
             announced: Announced::default(),
             arrivals: ArrivalWindow::new(heartbeat),
+            certificates: TokenBucket::new(CERTIFICATES, now),
             sequences: Sequences::new(now),
         }
     }
@@ -229,6 +238,11 @@ impl Member {
             self.stirred = Some(now);
         }
         rested
+    }
+
+    /// Whether a certificate that it shows is looked at.
+    pub(super) fn may_prove(&mut self, now: Time) -> bool {
+        self.certificates.take(now).is_ok()
     }
 
     /// Whether its process is no more.

@@ -60,6 +60,25 @@ fn a_plan_out_of_turn_is_not_endorsed_and_a_false_certificate_convinces_nobody()
     assert!(rejected.contains(&&Reject::NotCoordinator) && rejected.contains(&&Reject::BadCertificate), "{rejected:?}");
 }
 
+/// Each has everybody check as many signatures as its maker cares to put in.
+#[test]
+fn certificates_faster_than_any_peer_shows_them_are_not_looked_at() {
+    let mut world = World::of(3, 7);
+    world.wait(seconds(4));
+    let first = coordinator(&world);
+    let [listener, liar] = [1, 2].map(|n| (first + n) % 3);
+    let plan = next_of(&world, "mine");
+    let plan = world.peers[liar].seal(Gossip::Plan(plan.into())).unwrap().proof().clone();
+    world.rejected.clear();
+    for _ in 0..100 {
+        let certificate = Certificate { plan: plan.clone(), endorsements: vec![] };
+        let shown = world.peers[liar].seal(Gossip::Certificate(certificate.into())).unwrap();
+        world.tell(listener, Event::Gossip(shown));
+    }
+    let unread = world.rejected[&listener].iter().filter(|reason| **reason == Reject::TooManyCertificates).count();
+    assert_eq!((world.rejected[&listener].len(), unread), (100, 84));
+}
+
 #[test]
 fn whom_most_have_cut_off_no_plan_names_and_whom_a_few_slander_stays() {
     let mut world = World::of(6, 14);
