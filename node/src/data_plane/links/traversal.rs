@@ -87,17 +87,20 @@ impl Links {
 
     /// The attempt at a connection, by whatever way.
     pub(super) fn attempt(&self, peer: PeerId, addresses: Vec<SocketAddr>) -> DialAttempt {
-        let cancel = CancellationToken::new();
+        let (cancel, stop) = (CancellationToken::new(), self.inner.stop.clone());
         let (links, cancelled, to) = (self.clone(), cancel.clone(), addresses.clone());
         let dialled = async move {
+            let gone = || LinkError::Unreachable { peer, error: "it is gone, or elsewhere now".into() };
             tokio::select! {
                 dialled = links.dial(peer, to) => dialled,
-                () = cancelled.cancelled() => {
-                    Err(LinkError::Unreachable { peer, error: "it is gone, or elsewhere now".into() })
-                }
+                () = cancelled.cancelled() => Err(gone()),
+                () = stop.cancelled() => Err(gone()),
             }
         };
-        DialAttempt { dialled: dialled.boxed().shared(), cancel, addresses }
+        let dialled = dialled.boxed().shared();
+        // Goes on when whoever asked for it has gone: else it would stand still, and whoever asks next be told that it took too long.
+        crate::tasks::spawn("dial", dialled.clone());
+        DialAttempt { dialled, cancel, addresses }
     }
 
     /// The straight way if it is there in time, else whichever is there first.

@@ -1,4 +1,4 @@
-//! What is kept of peers that prove that they belong here, and come again and again, or under ever other names.
+//! What is kept of peers that come again and again, or under ever other names, and of those that are not reached.
 
 use super::*;
 use tsnode_protocol::{PathKind, Seconds};
@@ -40,4 +40,17 @@ async fn a_peer_that_was_not_reached_is_not_remembered() {
         }
     };
     timeout(PATIENCE, forgotten).await.unwrap();
+}
+
+/// Whoever asks next would be told that it took too long, whenever that is.
+#[tokio::test]
+async fn an_attempt_goes_on_though_whoever_asked_for_it_has_gone() {
+    let (a, b) = (end(1, None), end(1, None));
+    assert!(a.links.open(b.id, &[b.address], &file()).now_or_never().is_none());
+    let connected = async {
+        while a.links.inner.dials.lock().unwrap().get(&b.id).and_then(DialAttempt::way).is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, connected).await.unwrap();
 }
