@@ -422,7 +422,7 @@ impl Batcher {
             return;
         };
         if sent.len() == self.config.stages {
-            let (bytes, after) = (sent.values().sum(), sequence.age(now));
+            let (bytes, after) = (sent.values().copied().fold(0, u64::saturating_add), sequence.age(now));
             self.drop_sequence(request, out);
             out.push(Action::KvSent { request, bytes, after });
         }

@@ -306,7 +306,7 @@ impl Request {
             first_part: self.first_part(),
             overflow: at.overflow,
             kv_codec: (!deliveries.is_empty()).then_some(self.codec.codec),
-            kv_bytes: deliveries.iter().map(|d| d.bytes).sum(),
+            kv_bytes: deliveries.iter().map(|d| d.bytes).fold(0, u64::saturating_add),
             ttft: self.line.since(self.line.first.unwrap_or(now)),
             total: self.line.since(now),
             alone: None,

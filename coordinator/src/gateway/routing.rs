@@ -77,7 +77,7 @@ impl Gateway {
         } else {
             Planned::Here
         };
-        let has_nothing_to_do = |load: &Load| load.running + load.waiting + load.pending_tokens == 0;
+        let has_nothing_to_do = |load: &Load| (load.running, load.waiting, load.pending_tokens) == (0, 0, 0);
         let asked_idle = up.get(&decode.id).is_some_and(has_nothing_to_do);
         r.state = State::AwaitingGrant { at, prompt, asked_idle };
         r.heard(now);

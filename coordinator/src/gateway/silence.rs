@@ -107,7 +107,7 @@ impl Gateway {
         let step = ClaimedWork::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
         // What its steps took of late says more than a claim where the host computes for other groups as well.
         let seen = load.step.map_or(0.0, |step| step.0.min(self.config.progress_patience.as_secs_f64()));
-        Some(prompts + (step * f64::from(1 + load.running)).max(seen))
+        Some(prompts + (step * (1.0 + f64::from(load.running))).max(seen))
     }
 
     /// Whether the link is known over which the KV of a request's prompt goes.

@@ -27,10 +27,10 @@ pub struct PhasePair<K> {
     pub share: f64,
 }
 
-/// What waits somewhere, in sequences.
+/// What waits somewhere, in sequences. Whoever has it may say any number.
 #[must_use]
 pub fn work(seen: Seen) -> u32 {
-    seen.running + seen.waiting + seen.pending_tokens / TOKENS
+    seen.running.saturating_add(seen.waiting).saturating_add(seen.pending_tokens / TOKENS)
 }
 
 /// The way for a request: `point` from [0, 1) draws it. `None` if there are no ways.

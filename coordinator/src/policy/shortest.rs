@@ -23,7 +23,7 @@ impl Shortest {
 
 impl Routing for Shortest {
     fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
-        let sequences = |m: MachineNo| seen(m).running + seen(m).waiting;
+        let sequences = |m: MachineNo| seen(m).running.saturating_add(seen(m).waiting);
         let queue = |w: &&PhasePair<MachineNo>| (seen(w.prefill).pending_tokens, sequences(w.decode));
         let way = self.ways.iter().min_by_key(queue)?;
         Some(RoutingDecision::whole(way.prefill, way.decode))

@@ -218,7 +218,7 @@ impl Check {
         // Who gave no answer lately is asked last: friends of a byzantine group would have its checks given up. Who computes the
         // same bits can say more. Of these the least busy: a check is work for nobody's client.
         let is_quiet = |g: &Group| g.leader().is_some_and(|leader| quiet.contains_key(&leader));
-        let busy = |g: &Group| view.up.get(&g.id).map_or(u32::MAX, |l| l.running + l.waiting);
+        let busy = |g: &Group| view.up.get(&g.id).map_or(u32::MAX, |l| l.running.saturating_add(l.waiting));
         let order = |g: &&Group| (is_quiet(g), self.is_exact && !are_on_processors(view, &g.stages), busy(g));
         let group = plan.groups.iter().filter(fits).min_by_key(order)?;
         self.ask(view, group, check)

@@ -67,6 +67,18 @@ fn honest_answers_pass() {
     assert_eq!(verdict(3, served(2, 2, TRUTH), &[]), SpotCheckVerdict::Passed);
 }
 
+/// Whoever leads a group may say any number of what it has to do.
+#[test]
+fn a_group_that_says_it_has_all_there_can_be_to_do_is_asked_last() {
+    let (mut view, mut checks) = (view(4), Checks::default());
+    let least = Group::new(MODEL, Phase::Decode, vec![stage(4)]).id;
+    for (id, load) in &mut view.up {
+        *load = Load { running: if *id == least { 0 } else { u32::MAX }, waiting: 1, ..Load::default() };
+    }
+    let ask = (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 5 << 32)).unwrap();
+    assert_eq!(ask.leader, peer(4));
+}
+
 /// Chosen for its likelihood though the grammar forbids it: no tie, but a grammar that was not followed.
 #[test]
 fn what_is_likelier_than_all_that_a_grammar_allows_is_no_tie() {

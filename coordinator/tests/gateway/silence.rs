@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::gateway::{Action, Event};
 use tsnode_protocol::{
-    Group, Load, Sampling, Seconds, Token,
-    stream::{DecodeEvent, DecodeOrder, Generation, PrefillEvent},
+    Group, Load, PeerId, Sampling, Seconds, Token,
+    kv::Delivery,
+    stream::{DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
 };
 
 #[test]
@@ -86,6 +87,33 @@ fn a_group_whose_pages_another_model_has_has_its_time() {
     };
     assert!(after(false) < Duration::from_secs(60), "{:?}", after(false));
     assert_eq!(after(true), Duration::from_secs(60));
+}
+
+/// Whoever leads a group may say any number of what it has to do, and of the KV that came.
+#[test]
+fn numbers_that_no_group_has_keep_no_request_from_its_end() {
+    let most = Load { running: u32::MAX, waiting: u32::MAX, pending_tokens: u32::MAX, ..Load::default() };
+    for is_waited_out in [true, false] {
+        let mut scenario = Scenario::new();
+        Arc::make_mut(&mut scenario.view.adverts).values_mut().for_each(|a| *a = measured());
+        scenario.view.up.values_mut().for_each(|load| *load = most);
+        scenario.tell(Event::View(scenario.view.clone()));
+        let (to, _) = scenario.submit();
+        scenario.decode(DecodeEvent::Granted { cached: 0 });
+        if is_waited_out {
+            assert!(!scenario.silence().0.is_empty());
+            continue;
+        }
+        scenario.first();
+        let (from, bytes, none) = (PeerId([1; 32]), u64::MAX, Seconds(0.0));
+        let (pack, pack_tail, wire, unpack, unpack_tail) = (none, none, none, none, none);
+        let delivery = Delivery { from, to, bytes, tiles: 1, streams: 1, pack, pack_tail, wire, unpack, unpack_tail };
+        scenario.decode(DecodeEvent::KvArrived { after: none, deliveries: vec![delivery; 2] });
+        scenario.token(1);
+        let actions = scenario.decode(DecodeEvent::End(End::Length));
+        let told = |action: &Action| matches!(action, Action::Trace(trace) if trace.kv_bytes == bytes);
+        assert!(actions.iter().any(told), "{actions:?}");
+    }
 }
 
 /// A host that computes for other groups as well is slower than its advert says: what its leader saw steps take counts.
