@@ -102,6 +102,9 @@ impl Batcher {
             // The group that began the answer could not say any more that this was all.
             return out.push(Action::End { request, end });
         }
+        if sequence.len() > sequence.max_tokens {
+            return out.push(refuse("more of its answer is known than it may have"));
+        }
         self.queue.push(sequence.place(request));
         self.sequences.insert(request, sequence);
     }
@@ -113,7 +116,8 @@ impl Batcher {
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
             let was_refused = matches!(sequence.state, State::Waiting(PageWait { refused: true, .. }));
             self.queue.alone = was_refused.then_some(request);
-            if !sequence.awaits_kv() && sequence.generated() == 0 {
+            // Where there is no room for it, it ends the answer once the prompt is computed.
+            if !sequence.awaits_kv() && sequence.generated() == 0 && sequence.len() < sequence.max_tokens {
                 sequence.tokens.extend(sequence.first.take());
             }
             if sequence.awaits_kv() || !sequence.is_exact() {

@@ -86,6 +86,28 @@ fn an_answer_that_is_complete_ends_at_once() {
     assert_eq!(scenario.heard.last(), Some(&Action::End { request: request(2), end: End::Stop }));
 }
 
+/// Gateways say what they like of an answer; no stage is asked to compute beyond a sequence's room for it.
+#[test]
+fn an_answer_longer_than_it_may_be_is_not_taken() {
+    let mut scenario = Scenario::new(2, 100);
+    let mut sequence = new(1, 20, 1, SequenceKind::Local);
+    sequence.answered = vec![Token(120); 50];
+    sequence.generation.sampling.prompt_logprobs = Some(0);
+    scenario.tell(Event::Submit(sequence)).settle();
+    assert!(matches!(&scenario.heard[..], [Action::Refused { .. }]), "{:?}", scenario.heard);
+    scenario.all_pages_are_free();
+}
+
+#[test]
+fn a_first_token_that_there_is_no_room_for_is_not_computed() {
+    let mut scenario = Scenario::new(2, 100);
+    scenario.tell(Event::Submit(new(1, 3, 0, SequenceKind::AwaitKv)));
+    scenario.tell(Event::PrefillHere { request: request(1), first: Some(Token(50)) }).settle();
+    assert_eq!(scenario.heard.last(), Some(&Action::End { request: request(1), end: End::Length }));
+    assert_eq!(scenario.ring.computed, 3);
+    scenario.all_pages_are_free();
+}
+
 /// Where packed KV does not come it is computed here, and then goes through the same codec; and again, should the sequence
 /// have to give its pages back.
 #[test]
