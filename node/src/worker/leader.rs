@@ -7,7 +7,7 @@ use super::{
     context::StageContext,
     going::Going,
     kv_receiver::KvReceiver,
-    leader_client::{LeaderRequest, refusing},
+    leader_client::{FOREIGN, LeaderRequest, order_is_within, refusing},
     member::{LastRingError, RingStream, dropped, open_onward},
     ring_events::from_ring,
     speculation_checks::SpeculationChecks,
@@ -369,6 +369,10 @@ impl Leader {
             request.refuse(PLAN_CHANGED);
             return LeaderEvents::default();
         }
+        if !request.is_within(self.context.shape.vocab) {
+            request.refuse(FOREIGN);
+            return LeaderEvents::default();
+        }
         // Its gateway's stream being open is what shows that somebody still wants it. A gateway that dies or stops loses its
         // streams within seconds; until then its client, who has come back at another one, is served elsewhere, or asks again.
         if self.clients.get(&id).is_some_and(|before| before.gateway != request.gateway()) {
@@ -437,6 +441,11 @@ impl Leader {
         let request = turn.request;
         self.clients.get(&request).filter(|served| served.turn == turn)?;
         Some(match word {
+            // Gateways pass on what a prefill group's leader has told them.
+            SequenceCommand::Order(_, order) if !order_is_within(&order, self.context.shape.vocab) => {
+                self.answer(Action::End { request, end: tsnode_protocol::stream::End::Failed(FOREIGN.into()) });
+                Event::Cancel { request }
+            }
             SequenceCommand::Order(_, DecodeOrder::Begin(first)) => Event::Begin { request, first },
             SequenceCommand::Order(_, DecodeOrder::PrefillHere { first }) => Event::PrefillHere { request, first },
             SequenceCommand::Gone(_) => {

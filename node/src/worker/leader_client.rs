@@ -15,6 +15,9 @@ pub const ORDERS: usize = 8;
 /// How long a sequence's last event may be on its way.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
+/// Why a leader takes no token that its model does not have: the first stage could not compute it, and the ring would break.
+pub(super) const FOREIGN: &str = "the model has no such token";
+
 /// A gateway's request to the leader of a group on this peer.
 #[derive(Debug)]
 pub enum LeaderRequest {
@@ -57,12 +60,29 @@ impl LeaderRequest {
         *gateway
     }
 
+    /// Whether all its tokens are of a vocabulary of so many.
+    pub(super) fn is_within(&self, vocab: u32) -> bool {
+        let (prompt, answered) = match self {
+            Self::Decode { request, .. } => (&request.prompt[..], &request.answered[..]),
+            Self::Prefill { request, .. } => (&request.prompt[..], &[][..]),
+        };
+        prompt.iter().chain(answered).all(|token| token.0 < vocab)
+    }
+
     /// Tells the gateway that nothing is taken, and why. One that has gone need not be told.
     pub(super) fn refuse(self, why: &str) {
         match self {
             Self::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
             Self::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
         }
+    }
+}
+
+/// Whether the token that a gateway has from elsewhere, if any, is of a vocabulary of so many.
+pub(super) fn order_is_within(order: &DecodeOrder, vocab: u32) -> bool {
+    match order {
+        DecodeOrder::Begin(first) | DecodeOrder::PrefillHere { first: Some(first) } => first.0 < vocab,
+        DecodeOrder::PrefillHere { first: None } => true,
     }
 }
 
@@ -193,5 +213,29 @@ mod tests {
         let (came, said) = tokio::join!(refusing(&mut requests, ended), asking);
         assert!(matches!(said, Some(PrefillEvent::Failed(why)) if why == NOT_UP));
         assert_eq!(came, Ok(7));
+    }
+
+    #[test]
+    fn tokens_that_the_model_does_not_have_are_seen_wherever_they_stand() {
+        let (events, _told) = mpsc::channel(1);
+        let asked = prefill(events);
+        assert!(asked.is_within(2) && !asked.is_within(1));
+        let (sampling, class) = (Sampling::greedy(), Default::default());
+        let request = DecodeRequest {
+            request: RequestId([1; 16]),
+            group: GroupId([1; 8]),
+            prompt: vec![Token(1)],
+            answered: vec![Token(5)],
+            generation: Generation { sampling, max_new_tokens: 2, stop_tokens: vec![], class },
+            await_kv: false,
+            codec: KvCodec::Raw.into(),
+        };
+        let ((_, orders), (events, _told)) = (mpsc::channel(1), mpsc::channel(1));
+        let asked = LeaderRequest::Decode { gateway: PeerId([1; 32]), request, orders, events };
+        assert!(asked.is_within(6) && !asked.is_within(5));
+        for order in [DecodeOrder::Begin(Token(5)), DecodeOrder::PrefillHere { first: Some(Token(5)) }] {
+            assert!(order_is_within(&order, 6) && !order_is_within(&order, 5));
+        }
+        assert!(order_is_within(&DecodeOrder::PrefillHere { first: None }, 5));
     }
 }
