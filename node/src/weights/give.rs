@@ -5,20 +5,22 @@ use super::{
     identify::{Identified, place},
 };
 use crate::data_plane::links::{LinkError, Links, Stream};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
-    ModelId, limits,
+    ModelId, PeerId, limits,
     weights::{self, Bitfield, CHUNK_BYTES, ChunkHash, WeightsManifest, WeightsQuery},
 };
 
 /// Streams that are answered at once; others are closed, and whoever opened them goes elsewhere or comes again. Each holds a chunk.
 const STREAMS: usize = 32;
+/// Of these, those of one peer, which asks for a model in four: one that asks and does not read must not keep all others out.
+const STREAMS_OF_ONE: usize = 16;
 /// How long a stream may ask for nothing.
 const IDLE: Duration = Duration::from_secs(30);
 
@@ -104,18 +106,48 @@ fn whole_chunk((path, bytes): (&Path, &[u8]), chunk: u32, hash: &ChunkHash) -> O
     Some(content)
 }
 
-/// Gives chunks of what it holds. Clones are equal.
-#[derive(Clone)]
-pub struct Giver {
-    holdings: Arc<Mutex<Vec<Arc<Holding>>>>,
-    turns: Arc<Semaphore>,
-    given: Arc<AtomicU64>,
+/// Who is answered just now, and in how many streams.
+#[derive(Default)]
+struct GivingTurns(Mutex<BTreeMap<PeerId, usize>>);
+
+impl GivingTurns {
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<PeerId, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(self: &Arc<Self>, peer: PeerId) -> Option<GivingTurn> {
+        let mut taken = self.taken();
+        let own = taken.get(&peer).copied().unwrap_or_default();
+        if own >= STREAMS_OF_ONE || taken.values().sum::<usize>() >= STREAMS {
+            return None;
+        }
+        taken.insert(peer, own + 1);
+        Some(GivingTurn { turns: self.clone(), peer })
+    }
 }
 
-impl Default for Giver {
-    fn default() -> Self {
-        Self { holdings: Arc::default(), turns: Arc::new(Semaphore::new(STREAMS)), given: Arc::default() }
+/// One stream that is answered.
+struct GivingTurn {
+    turns: Arc<GivingTurns>,
+    peer: PeerId,
+}
+
+impl Drop for GivingTurn {
+    fn drop(&mut self) {
+        let mut taken = self.turns.taken();
+        let own = taken.remove(&self.peer).unwrap_or_default();
+        if own > 1 {
+            taken.insert(self.peer, own - 1);
+        }
     }
+}
+
+/// Gives chunks of what it holds. Clones are equal.
+#[derive(Clone, Default)]
+pub struct Giver {
+    holdings: Arc<Mutex<Vec<Arc<Holding>>>>,
+    turns: Arc<GivingTurns>,
+    given: Arc<AtomicU64>,
 }
 
 impl Giver {
@@ -132,8 +164,8 @@ impl Giver {
     }
 
     /// Answers one stream until whoever opened it has enough. Who asks for another model is told by its end.
-    pub(crate) async fn give(&self, model: ModelId, mut stream: Stream, links: &Links) {
-        let Ok(_turn) = self.turns.try_acquire() else { return };
+    pub(crate) async fn give(&self, peer: PeerId, model: ModelId, mut stream: Stream, links: &Links) {
+        let Some(_turn) = self.turns.take(peer) else { return };
         let is_asked_for = |held: &&Arc<Holding>| held.model() == model;
         let held = self.holdings.lock().unwrap_or_else(PoisonError::into_inner).iter().find(is_asked_for).cloned();
         let Some(held) = held else { return };
@@ -178,5 +210,25 @@ impl Giver {
                 Ok(())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_the_turns_of_all() {
+        let turns = Arc::new(GivingTurns::default());
+        let take = |n: u8| turns.take(PeerId([n; 32]));
+        let mut taken: Vec<GivingTurn> = (0..STREAMS).filter_map(|_| take(1)).collect();
+        assert_eq!(taken.len(), STREAMS_OF_ONE);
+        taken.extend((2..=u8::MAX).filter_map(take));
+        assert_eq!(taken.len(), STREAMS);
+        assert!(take(1).is_none());
+        taken.truncate(STREAMS_OF_ONE - 1);
+        assert!(take(1).is_some() && take(2).is_some());
+        taken.clear();
+        assert!(turns.taken().is_empty());
     }
 }

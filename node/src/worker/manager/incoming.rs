@@ -51,7 +51,7 @@ impl StageManager {
             }
             Opening::Weights(model) => {
                 let (giver, links) = (self.setup.giver.clone(), self.setup.links.clone());
-                self.tasks.spawn(async move { giver.give(model, stream, &links).await });
+                self.tasks.spawn(async move { giver.give(peer, model, stream, &links).await });
             }
             Opening::File { model, name } => {
                 let shelf = self.setup.shelf.clone();
