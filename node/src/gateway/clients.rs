@@ -88,6 +88,8 @@ impl Drop for DecodeLine {
 /// The loop's own state beside the machine's.
 pub(super) struct ClientTable {
     pub clients: BTreeMap<RequestId, Client>,
+    /// Those of them that do not take what they are told: the machine is to hear of it before anything else.
+    pub to_cancel: Vec<RequestId>,
     pub heard: mpsc::Sender<LineEvent>,
     pub looked: mpsc::Sender<Looked>,
     pub examiner: Examiner,
@@ -122,8 +124,7 @@ impl ClientTable {
     }
 }
 
-/// Passes on what the machine says to the client. A client that does not read fills its queue and is cancelled by
-/// dropping it.
+/// Passes on what the machine says to the client. One that does not read fills its queue, and its request is cancelled.
 pub(super) fn tell(action: Action, clients: &mut ClientTable) {
     match action {
         Action::Accepted { request, prefill, decode } => {
@@ -163,13 +164,17 @@ pub(super) fn believed(recalled: Option<Recalled>, seen: SeenAnswer) -> Option<R
     Some(recalled.filter(fits).unwrap_or(Recalled { codec, ..Recalled::default() }))
 }
 
-/// Whether the client is there to get it.
+/// Whether the client is there to get it. Of one that is not, whatever comes first, what is said to it or that it has gone, the
+/// machine hears, which has its request still.
 pub(super) fn reply(clients: &mut ClientTable, request: RequestId, reply: Reply) -> bool {
+    if clients.to_cancel.contains(&request) {
+        return false;
+    }
     let Some(client) = clients.clients.get(&request) else { return false };
     let sent = client.replies.try_send(reply).is_ok();
     if !sent {
         tracing::debug!(%request, "the client does not read: request dropped");
-        clients.clients.remove(&request);
+        clients.to_cancel.push(request);
     }
     sent
 }
@@ -184,6 +189,9 @@ pub(super) fn finish(clients: &mut ClientTable, request: RequestId, end: End) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_plane::offences::OffenceReporter;
+    use tokio_util::task::TaskTracker;
+    use tsnode_coordinator::spot_check::SpotChecks;
     use tsnode_protocol::{KvCodec, Sampled};
 
     #[test]
@@ -204,5 +212,52 @@ mod tests {
         assert_eq!(believed(known.clone(), seen(0, Some(KvCodec::Raw))), known);
         assert_eq!(believed(known.clone(), seen(3, None)), known);
         assert_eq!(believed(None, seen(0, None)), None);
+    }
+
+    /// A token may be on its way to a client that has just gone, and one that does not read has no room for it.
+    #[test]
+    fn who_does_not_take_a_token_is_cancelled_once_and_told_nothing_more() {
+        for has_gone in [false, true] {
+            let (request, line) = (RequestId([1; 16]), 7);
+            let (replies, mut reader) = mpsc::channel(1);
+            let client = Client {
+                line,
+                given: None,
+                answer: None,
+                replies,
+                reader: None,
+                decode: None,
+                prefill: None,
+                _over: CancellationToken::new().drop_guard(),
+            };
+            let (heard, _ear) = mpsc::channel(1);
+            let (looked, _found) = mpsc::channel(1);
+            let (examiner, _examined) =
+                Examiner::new(SpotChecks::Never, OffenceReporter::channel().0, TaskTracker::new());
+            let mut table = ClientTable {
+                clients: [(request, client)].into(),
+                to_cancel: vec![],
+                heard,
+                looked,
+                examiner,
+                lines: line,
+            };
+            let token = |index| {
+                let sampled = Sampled { token: Token(7), logprob: None, top: vec![] };
+                Reply::Token { index, sampled }
+            };
+            if has_gone {
+                reader.close();
+            } else {
+                assert!(reply(&mut table, request, token(0)));
+            }
+            assert!(!reply(&mut table, request, token(1)));
+            assert_eq!(reader.try_recv().is_ok(), !has_gone);
+            assert!(!reply(&mut table, request, token(2)), "tokens without a gap, or none");
+            assert_eq!(table.to_cancel, [request]);
+            // That it has gone may be heard as well: the machine is told whichever comes first.
+            let gone = LineEvent { line, event: Event::Cancel { request } };
+            assert_eq!(table.still_counts(gone), Some(Event::Cancel { request }));
+        }
     }
 }

@@ -84,7 +84,8 @@ impl Drive {
         let (examiner, mut examined) =
             Examiner::new(self.spot_checks, self.offence_reporter.clone(), self.tasks.clone());
         let mut unresponsive = self.links.unresponsive();
-        let mut clients = ClientTable { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
+        let mut clients =
+            ClientTable { clients: BTreeMap::new(), to_cancel: Vec::new(), heard, looked, examiner, lines: 0 };
         let (mut turns, mut sleep_watch) = (interval(TURN), SleepWatch::new(Instant::now(), SystemTime::now()));
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -144,7 +145,8 @@ impl Drive {
         }
     }
 
-    /// One event through the machine, and what follows from it.
+    /// One event through the machine, and what follows from it. Of a client that does not take what it is told the request is
+    /// cancelled: nobody else says so any more, and the machine would have it for ever, and take its groups for stalled.
     fn step(&mut self, event: Event, clients: &mut ClientTable) {
         let cancelled = if let Event::Cancel { request } = &event { Some(*request) } else { None };
         for action in self.machine.on_event(self.started.elapsed(), event) {
@@ -152,6 +154,9 @@ impl Drive {
         }
         if let Some(request) = cancelled.filter(|request| clients.clients.remove(request).is_some()) {
             self.response_log.end(request);
+        }
+        for request in std::mem::take(&mut clients.to_cancel) {
+            self.step(Event::Cancel { request }, clients);
         }
     }
 
