@@ -10,12 +10,38 @@ use tsnode_protocol::{
 
 /// How often a request that nobody serves asks again, should no news of the swarm come.
 const HOMELESS_RETRY: Duration = Duration::from_millis(500);
+/// How often the groups may all have failed a request, or not taken it, since it last got a token, with its patience counted anew each
+/// time: where they are lost one after another, or pages are waited for, each may be the last. What fails for a reason of its own, as
+/// where its grammar allows no token, or a prompt that is too long for all that are left, would else go round without end.
+const HOMELESS_ANEW: u32 = 16;
 /// How long one waits that has not begun, where a group lacks its ring: as long as a ring may take to come round. One that has not
 /// come back by then has lost a peer for longer.
 const RING_PATIENCE: Duration = Duration::from_secs(5);
 /// Why a request is turned away that waited for its model, and one that cannot wait for it.
 const OVERSLEPT: &str = "its model is not in memory, and devices that serve it were busy with others for too long";
 const TOO_MANY_ASLEEP: &str = "its model is not in memory, and too many requests wait here for such models";
+
+/// A request that was begun and that nobody goes on with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Homeless {
+    /// When that was so first since it last got a token.
+    since: Time,
+    /// How often it was so since then.
+    times: u32,
+}
+
+impl Homeless {
+    /// It is so now.
+    fn again(before: Option<Self>, now: Time) -> Self {
+        let Self { since, times } = before.unwrap_or(Self { since: now, times: 0 });
+        Self { since, times: times.saturating_add(1) }
+    }
+
+    /// Since when its patience counts.
+    fn counts_since(self, now: Time) -> Time {
+        if self.times > HOMELESS_ANEW { self.since } else { now }
+    }
+}
 
 impl Gateway {
     pub(super) fn prefill_failed(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
@@ -111,7 +137,11 @@ impl Gateway {
         let Some(r) = self.requests.get_mut(&request) else { return };
         if r.accepted {
             r.tried.clear();
-            let until = r.state.recover(now + self.config.homeless_patience);
+            if !matches!(r.state, State::Recovering { .. }) {
+                r.homeless = Some(Homeless::again(r.homeless, now));
+            }
+            let since = r.homeless.map_or(now, |homeless| homeless.counts_since(now));
+            let until = r.state.recover(since + self.config.homeless_patience);
             r.deadline = until.min(now + HOMELESS_RETRY);
             return;
         }

@@ -1,8 +1,8 @@
 //! A request as its gateway holds it.
 
 use super::{
-    Begun, GatewayConfig, Move, Resumption, Trace, View, alone, patience::LEAST, prefix_cache::Trail, slowest,
-    state::State, trace::RequestTimeline,
+    Begun, GatewayConfig, Move, Resumption, Trace, View, alone, patience::LEAST, prefix_cache::Trail,
+    recovery::Homeless, slowest, state::State, trace::RequestTimeline,
 };
 use crate::{
     Time,
@@ -79,6 +79,8 @@ pub(super) struct Request {
     /// Whether it went back to a group after this gateway slept, since it last got a token: a gateway that is stopped again and again
     /// would go back as often.
     pub went_back: bool,
+    /// Whether nobody went on with it since it last got a token.
+    pub homeless: Option<Homeless>,
     /// What the last of them said.
     pub refusal: Option<String>,
     /// Since when it waits for a group's ring, if it ever did: it may have waited at the group before.
@@ -102,6 +104,7 @@ impl Request {
             moves: Vec::new(),
             tried: BTreeSet::new(),
             went_back: false,
+            homeless: None,
             refusal: None,
             without_ring: None,
         }

@@ -106,6 +106,38 @@ fn an_answer_waits_for_a_group_that_can_go_on_with_it() {
     assert_eq!(scenario.gateway.open_requests(), 0);
 }
 
+/// Groups that are up may fail an answer each time for the same reason: it ends, with that reason.
+#[test]
+fn an_answer_that_every_group_fails_does_not_go_round_for_ever() {
+    let why = "this will never do";
+    let says = [(DecodeEvent::End(End::Failed(why.into())), true), (DecodeEvent::Refused(why.into()), false)];
+    for (says, grants) in says {
+        let mut scenario = Scenario::new();
+        scenario.submit();
+        scenario.decode(DecodeEvent::Granted { cached: 0 });
+        scenario.first();
+        let (since, mut asked) = (scenario.now, 0);
+        let end = loop {
+            let mut actions = scenario.decode(says.clone());
+            while !actions.iter().any(|a| matches!(a, Action::OpenDecode { .. } | Action::End { .. })) {
+                scenario.now = scenario.gateway.deadline().unwrap();
+                actions = scenario.tell(Event::Deadline);
+            }
+            if let Some(end) = ends(&actions) {
+                break end.clone();
+            }
+            asked += 1;
+            assert!(asked < 1000, "it goes round for ever");
+            if grants {
+                scenario.decode(DecodeEvent::Granted { cached: 0 });
+            }
+        };
+        assert!(matches!(end, End::Failed(said) if said.contains(why)));
+        assert_eq!(scenario.now - since, GatewayConfig::default().homeless_patience);
+        assert_eq!(scenario.gateway.open_requests(), 0);
+    }
+}
+
 /// Its gateway died before anybody had a copy: only the client knows what its tokens rest on.
 #[test]
 fn an_answer_that_nobody_has_a_response_log_of_is_computed_as_its_client_says() {
