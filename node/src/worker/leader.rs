@@ -478,16 +478,8 @@ impl Leader {
         {
             sampled.token.0 ^= 1;
         }
-        match (self.clients.get(&request).map(|served| &served.client), event) {
-            (Some(GatewayStream::Decode(events)), ToClient::Decode(event)) => drop(events.try_send(event)),
-            (Some(GatewayStream::Prefill(events)), ToClient::Prefill(event)) => drop(events.try_send(event)),
-            (Some(GatewayStream::Decode(events)), ToClient::Failed(why)) => {
-                drop(events.try_send(DecodeEvent::End(tsnode_protocol::stream::End::Failed(why))));
-            }
-            (Some(GatewayStream::Prefill(events)), ToClient::Failed(why)) => {
-                drop(events.try_send(PrefillEvent::Failed(why)))
-            }
-            _ => {}
+        if let Some(served) = self.clients.get(&request) {
+            served.client.tell(event);
         }
         if last {
             self.clients.remove(&request);
@@ -525,6 +517,26 @@ enum ToClient {
     Prefill(PrefillEvent),
     /// The same to either kind.
     Failed(String),
+    /// It is not taken, whichever kind it is.
+    Refused(String),
+}
+
+impl GatewayStream {
+    fn tell(&self, event: ToClient) {
+        match (self, event) {
+            (Self::Decode(events), ToClient::Decode(event)) => drop(events.try_send(event)),
+            (Self::Decode(events), ToClient::Failed(why)) => {
+                drop(events.try_send(DecodeEvent::End(tsnode_protocol::stream::End::Failed(why))));
+            }
+            (Self::Decode(events), ToClient::Refused(why)) => drop(events.try_send(DecodeEvent::Refused(why))),
+            (Self::Prefill(events), ToClient::Prefill(event)) => drop(events.try_send(event)),
+            // Its channel stays open for whoever waits for the gateway's end: nothing else would say that nothing comes.
+            (Self::Prefill(events), ToClient::Failed(why) | ToClient::Refused(why)) => {
+                drop(events.try_send(PrefillEvent::Failed(why)));
+            }
+            (Self::Decode(_), ToClient::Prefill(_)) | (Self::Prefill(_), ToClient::Decode(_)) => {}
+        }
+    }
 }
 
 impl ConnectedRing {
@@ -548,7 +560,7 @@ fn to_client(action: Action) -> Option<(RequestId, ToClient, bool)> {
     Some(match action {
         Action::Ring(_) | Action::Propose { .. } | Action::NoDrafts { .. } => return None,
         Action::Granted { request, cached } => (request, ToClient::Decode(DecodeEvent::Granted { cached }), false),
-        Action::Refused { request, reason } => (request, ToClient::Decode(DecodeEvent::Refused(reason)), true),
+        Action::Refused { request, reason } => (request, ToClient::Refused(reason), true),
         Action::KvArrived { request, after, deliveries } => {
             (request, ToClient::Decode(DecodeEvent::KvArrived { after, deliveries }), false)
         }
@@ -602,4 +614,19 @@ async fn read_back(mut stream: FrameReceiver, leader: mpsc::Sender<RingFrame>) -
 
 fn far() -> Instant {
     Instant::now() + Duration::from_secs(3600)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_for_another_group_that_is_not_taken_fails_at_once() {
+        let (events, mut told) = mpsc::channel(1);
+        let refused = Action::Refused { request: RequestId([1; 16]), reason: "no pages".into() };
+        let Some((_, said, last)) = to_client(refused) else { panic!("its gateway is to hear of it") };
+        GatewayStream::Prefill(events.clone()).tell(said);
+        assert!(last, "and of nothing after it");
+        assert!(matches!(told.try_recv(), Ok(PrefillEvent::Failed(why)) if why == "no pages"));
+    }
 }
