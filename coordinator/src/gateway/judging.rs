@@ -185,6 +185,10 @@ impl Judging<'_> {
         if prefill.id == decode.id {
             return Some("one group does both");
         }
+        if r.ask.generation.max_new_tokens == 0 {
+            // Who prefills for another sends its KV behind the answer's first token.
+            return Some("nothing is to be generated");
+        }
         if self.keeps_states(r) {
             return Some("some of its layers keep a state that is not sent");
         }

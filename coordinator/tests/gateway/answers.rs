@@ -305,3 +305,24 @@ fn the_gate_looks_at_the_queue_of_the_group_and_not_of_its_leaders_other_one() {
     };
     assert_eq!((is_sent(&busy), is_sent(&idle)), (true, false));
 }
+
+/// A group that prefills for another would end with the prompt, and send nothing.
+#[test]
+fn a_prompt_that_nothing_is_to_follow_is_computed_in_place() {
+    for overrule in [None, Some(Overrule::Sent(None))] {
+        let mut scenario = Scenario::new();
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 0,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
+        let (prompt, codec) = (vec![Token(1); 4], None);
+        let submit = Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule, codec };
+        let actions = scenario.tell(submit);
+        assert!(matches!(&actions[..], [Action::OpenDecode { open, .. }] if !open.await_kv), "{actions:?}");
+        let actions = scenario.decode(DecodeEvent::Granted { cached: 0 });
+        assert!(!actions.iter().any(|a| matches!(a, Action::OpenPrefill { .. })), "{actions:?}");
+        assert_eq!(ends(&scenario.decode(DecodeEvent::End(End::Length))), Some(&End::Length));
+    }
+}
