@@ -95,6 +95,8 @@ impl Default for BatcherConfig {
 pub struct Batcher {
     config: BatcherConfig,
     sequences: BTreeMap<RequestId, Sequence>,
+    /// How often the stages have yet to answer for one that is gone: another of its name may ask them meanwhile.
+    unanswered: BTreeMap<RequestId, u32>,
     /// Sequences without pages.
     queue: AdmissionQueue,
     /// Sequences with pages that compute.
@@ -122,6 +124,7 @@ impl Batcher {
         Self {
             config,
             sequences: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             queue: AdmissionQueue::default(),
             steps,
             wanted: None,
@@ -431,6 +434,7 @@ impl Batcher {
     /// Forgets a sequence; its pages go back, or are kept for others, if it has any.
     fn drop_sequence(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
+        self.note_unanswered(request, &sequence);
         self.lacks_no_room(request);
         self.steps.leave(request);
         self.let_go(request, &sequence, out);
@@ -445,6 +449,7 @@ impl Batcher {
             let granted = sequence.granted.is_some() || sequence.exports();
             out.push(admission::no_room(request, granted, reason.to_owned()));
         }
+        self.unanswered.clear();
         self.queue = AdmissionQueue::default();
         self.lacks_room = None;
         self.steps = steps(&self.config);

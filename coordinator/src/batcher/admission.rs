@@ -144,7 +144,28 @@ impl Batcher {
         alone.is_some_and(|sequence| matches!(sequence.state, State::Admitting(_)))
     }
 
+    /// A sequence goes for which the stages may have been asked for pages, and have not answered.
+    pub(super) fn note_unanswered(&mut self, request: RequestId, sequence: &Sequence) {
+        let asked = sequence.overtaken.admissions + u32::from(matches!(sequence.state, State::Admitting(_)));
+        if asked > 0 {
+            *self.unanswered.entry(request).or_default() += asked;
+        }
+    }
+
+    /// Whether the stages' answer is for a sequence of that name that is gone: they answer in the order in which they are asked.
+    fn is_for_one_gone(&mut self, request: RequestId) -> bool {
+        let Some(left) = self.unanswered.get_mut(&request) else { return false };
+        *left -= 1;
+        if *left == 0 {
+            self.unanswered.remove(&request);
+        }
+        true
+    }
+
     pub(super) fn admitted(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
+        if self.is_for_one_gone(request) {
+            return;
+        }
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let Some(Admission { shared, pages, .. }) = sequence.admission_answered() else { return };
         let there = shared.map_or(0, |s| s.tokens);
@@ -177,6 +198,9 @@ impl Batcher {
     }
 
     pub(super) fn not_admitted(&mut self, request: RequestId, why: Refusal, out: &mut Vec<Action>) {
+        if self.is_for_one_gone(request) {
+            return;
+        }
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let Some(Admission { wait, shared, .. }) = sequence.admission_answered() else { return };
         let refused = wait.refused || matches!(why, Refusal::Full(_));

@@ -131,6 +131,19 @@ fn those_without_pages_wait_for_those_with() {
     assert!(matches!(scenario.heard.last(), Some(Action::Refused { .. })), "it would never fit");
 }
 
+/// Its gateway has hung up and asks again before the stages have said whether there are pages: there were some for the first, which
+/// another has taken before the second is asked for.
+#[test]
+fn what_stages_say_of_one_that_is_gone_is_not_of_the_next_of_its_name() {
+    let mut scenario = Scenario::new(1, 30);
+    let again = || Event::Submit(new(1, 10, 10, SequenceKind::Local));
+    scenario.tell(again()).tell(Event::Cancel { request: request(1) });
+    scenario.tell(Event::Submit(new(2, 15, 10, SequenceKind::Local))).tell(again()).settle();
+    assert_eq!((scenario.indices(1).len(), scenario.indices(2).len()), (10, 10));
+    assert_eq!((scenario.ends(1), scenario.ends(2)), (1, 1));
+    scenario.all_pages_are_free();
+}
+
 #[test]
 fn a_broken_ring_ends_everything_once() {
     let mut scenario = Scenario::new(2, 100);
