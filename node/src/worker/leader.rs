@@ -7,7 +7,7 @@ use super::{
     context::StageContext,
     going::Going,
     kv_receiver::KvReceiver,
-    leader_client::{FOREIGN, LeaderRequest, order_is_within, refusing},
+    leader_client::{FOREIGN, LeaderRequest, order_is_within, refuse_all, refusing},
     member::{LastRingError, RingStream, dropped, open_onward},
     ring_events::from_ring,
     speculation_checks::SpeculationChecks,
@@ -121,7 +121,8 @@ pub(super) async fn run(setup: LeaderSetup) {
         };
         leader.report.send_modify(|r| r.ready = false);
         match ended {
-            LeaderEnd::Drained => return,
+            // Some may have been brought before the plan changed, and not been looked at.
+            LeaderEnd::Drained => return refuse_all(&mut leader.requests, PLAN_CHANGED),
             LeaderEnd::Leaving(why) => return leader.broken(why.into()),
             LeaderEnd::Broken(why) => {
                 let why = why.to_string();
@@ -496,9 +497,7 @@ impl Leader {
         }
         self.clients.clear();
         // Gateways that have not heard of it yet are not to wait for a ring that may never come round.
-        while let Ok(request) = self.requests.try_recv() {
-            request.refuse(NOT_UP);
-        }
+        refuse_all(&mut self.requests, NOT_UP);
     }
 
     fn tell(&self) {

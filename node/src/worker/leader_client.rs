@@ -97,6 +97,13 @@ pub(super) async fn refusing<T>(requests: &mut mpsc::Receiver<LeaderRequest>, un
     }
 }
 
+/// Refuses all that have been brought and not been looked at: whose request is only dropped is not told why, and takes it for a fault.
+pub(super) fn refuse_all(requests: &mut mpsc::Receiver<LeaderRequest>, why: &str) {
+    while let Ok(request) = requests.try_recv() {
+        request.refuse(why);
+    }
+}
+
 /// Events that are no tokens: what is said of a prompt in parts, and what is said once.
 const OTHER_EVENTS: usize = limits::SEQUENCE_TOKENS as usize / limits::PROMPT_LOGPROBS + 8;
 
@@ -184,7 +191,11 @@ pub(crate) async fn follow_decode(
 mod tests {
     use super::*;
     use tokio::sync::oneshot;
-    use tsnode_protocol::{GroupId, KvCodec, Sampling, Token, kv::KvPace, stream::Generation};
+    use tsnode_protocol::{
+        GroupId, KvCodec, Sampling, Token,
+        kv::KvPace,
+        stream::{Generation, PLAN_CHANGED},
+    };
 
     fn prefill(events: mpsc::Sender<PrefillEvent>) -> LeaderRequest {
         let (sampling, class) = (Sampling::greedy(), Default::default());
@@ -237,5 +248,19 @@ mod tests {
             assert!(order_is_within(&order, 6) && !order_is_within(&order, 5));
         }
         assert!(order_is_within(&DecodeOrder::PrefillHere { first: None }, 5));
+    }
+
+    #[tokio::test]
+    async fn who_was_brought_to_a_group_that_has_ended_is_told_why() {
+        let (ask, mut requests) = mpsc::channel(2);
+        let told = [(); 2].map(|()| {
+            let (events, told) = mpsc::channel(1);
+            ask.try_send(prefill(events)).unwrap();
+            told
+        });
+        refuse_all(&mut requests, PLAN_CHANGED);
+        for mut told in told {
+            assert!(matches!(told.recv().await, Some(PrefillEvent::Failed(why)) if why == PLAN_CHANGED));
+        }
     }
 }
