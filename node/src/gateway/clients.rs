@@ -228,6 +228,7 @@ mod tests {
                 reader: None,
                 decode: None,
                 prefill: None,
+                enough: CancellationToken::new(),
                 _over: CancellationToken::new().drop_guard(),
             };
             let (heard, _ear) = mpsc::channel(1);
