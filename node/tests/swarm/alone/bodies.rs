@@ -14,9 +14,10 @@ const MOST: usize = 8 << 20;
 /// Bodies, and how many of them at once.
 const BODIES: usize = 16;
 const AT_ONCE: usize = 8;
-/// Bytes above rest that they may take, and that may be left five seconds after: what tokens of one body took was 1.1 GB.
+/// Bytes above rest that they may take, and that may be left five seconds after: what tokens of one body took was 1.1 GB, of eight at
+/// once 2.6 GB were kept. How much threads' allocators keep differs from run to run, from 33 to 42 MB as seen.
 const ABOVE: u64 = 300 << 20;
-const AFTER: u64 = 40 << 20;
+const AFTER: u64 = 64 << 20;
 /// What a short request may take meanwhile: 47 s it was.
 const SHORT: Duration = Duration::from_secs(5);
 
