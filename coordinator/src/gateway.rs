@@ -375,7 +375,7 @@ impl Gateway {
         r.answered(&sampled);
         r.tried.clear();
         r.went_back = false;
-        r.homeless = None;
+        r.unrouted = None;
         if index == 1 {
             r.answer.steady = Some(Steady { since: now, stood: Duration::ZERO });
         }

@@ -29,7 +29,7 @@ pub struct GatewayConfig {
     /// When to tell a client to ask again.
     pub retry_after: Duration,
     /// How long a request that was begun waits for a group that can go on with it.
-    pub homeless_patience: Duration,
+    pub unrouted_patience: Duration,
     /// How long any other waits for its model, where that is not in memory since devices serve more than they hold at once: for
     /// others' answers to end, and for its weights to be read.
     pub loading_patience: Duration,
@@ -57,7 +57,7 @@ impl Default for GatewayConfig {
             grant_patience: Duration::from_secs(40),
             progress_patience: Duration::from_secs(60),
             retry_after: Duration::from_secs(2),
-            homeless_patience: Duration::from_secs(60),
+            unrouted_patience: Duration::from_secs(60),
             loading_patience: Duration::from_secs(600),
             kv: KvChoice::Auto,
             fixed: None,

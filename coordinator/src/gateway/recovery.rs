@@ -9,11 +9,11 @@ use tsnode_protocol::{
 };
 
 /// How often a request that nobody serves asks again, should no news of the swarm come.
-const HOMELESS_RETRY: Duration = Duration::from_millis(500);
+const UNROUTED_RETRY: Duration = Duration::from_millis(500);
 /// How often the groups may all have failed a request, or not taken it, since it last got a token, with its patience counted anew each
 /// time: where they are lost one after another, or pages are waited for, each may be the last. What fails for a reason of its own, as
 /// where its grammar allows no token, or a prompt that is too long for all that are left, would else go round without end.
-const HOMELESS_ANEW: u32 = 16;
+const MOST_ROUNDS: u32 = 16;
 /// How long one waits that has not begun, where a group lacks its ring: as long as a ring may take to come round. One that has not
 /// come back by then has lost a peer for longer.
 const RING_PATIENCE: Duration = Duration::from_secs(5);
@@ -23,14 +23,14 @@ const TOO_MANY_ASLEEP: &str = "its model is not in memory, and too many requests
 
 /// A request that was begun and that nobody goes on with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Homeless {
+pub(super) struct Unrouted {
     /// When that was so first since it last got a token.
     since: Time,
     /// How often it was so since then.
     times: u32,
 }
 
-impl Homeless {
+impl Unrouted {
     /// It is so now.
     fn again(before: Option<Self>, now: Time) -> Self {
         let Self { since, times } = before.unwrap_or(Self { since: now, times: 0 });
@@ -39,7 +39,7 @@ impl Homeless {
 
     /// Since when its patience counts.
     fn counts_since(self, now: Time) -> Time {
-        if self.times > HOMELESS_ANEW { self.since } else { now }
+        if self.times > MOST_ROUNDS { self.since } else { now }
     }
 }
 
@@ -138,11 +138,11 @@ impl Gateway {
         if r.accepted {
             r.tried.clear();
             if !matches!(r.state, State::Recovering { .. }) {
-                r.homeless = Some(Homeless::again(r.homeless, now));
+                r.unrouted = Some(Unrouted::again(r.unrouted, now));
             }
-            let since = r.homeless.map_or(now, |homeless| homeless.counts_since(now));
-            let until = r.state.recover(since + self.config.homeless_patience);
-            r.deadline = until.min(now + HOMELESS_RETRY);
+            let since = r.unrouted.map_or(now, |unrouted| unrouted.counts_since(now));
+            let until = r.state.recover(since + self.config.unrouted_patience);
+            r.deadline = until.min(now + UNROUTED_RETRY);
             return;
         }
         let model = r.ask.model;
@@ -164,7 +164,7 @@ impl Gateway {
         r.without_ring = None;
         r.state = State::Recovering { until };
         // Every change of the view tries it again. Where its group is taken to be up still, that is about to change.
-        r.deadline = if is_down { until } else { until.min(now + HOMELESS_RETRY) };
+        r.deadline = if is_down { until } else { until.min(now + UNROUTED_RETRY) };
     }
 
     /// A ring that broke is built again at once: who asked in between waits for it, any other is turned away.
@@ -179,7 +179,7 @@ impl Gateway {
         }
         r.tried.clear();
         let until = r.state.recover(until);
-        r.deadline = until.min(now + HOMELESS_RETRY);
+        r.deadline = until.min(now + UNROUTED_RETRY);
     }
 
     /// What the last group said is not why it is turned away.

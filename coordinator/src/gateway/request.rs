@@ -2,7 +2,7 @@
 
 use super::{
     Begun, GatewayConfig, Move, Resumption, Trace, View, alone, patience::LEAST, prefix_cache::Trail,
-    recovery::Homeless, slowest, state::State, trace::RequestTimeline,
+    recovery::Unrouted, slowest, state::State, trace::RequestTimeline,
 };
 use crate::{
     Time,
@@ -80,7 +80,7 @@ pub(super) struct Request {
     /// would go back as often.
     pub went_back: bool,
     /// Whether nobody went on with it since it last got a token.
-    pub homeless: Option<Homeless>,
+    pub unrouted: Option<Unrouted>,
     /// What the last of them said.
     pub refusal: Option<String>,
     /// Since when it waits for a group's ring, if it ever did: it may have waited at the group before.
@@ -104,7 +104,7 @@ impl Request {
             moves: Vec::new(),
             tried: BTreeSet::new(),
             went_back: false,
-            homeless: None,
+            unrouted: None,
             refusal: None,
             without_ring: None,
         }

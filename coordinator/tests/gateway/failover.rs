@@ -102,7 +102,7 @@ fn an_answer_waits_for_a_group_that_can_go_on_with_it() {
         }
     };
     assert!(matches!(end, End::Failed(why) if why.contains("reset")));
-    assert_eq!(scenario.now - since, GatewayConfig::default().homeless_patience);
+    assert_eq!(scenario.now - since, GatewayConfig::default().unrouted_patience);
     assert_eq!(scenario.gateway.open_requests(), 0);
 }
 
@@ -133,7 +133,7 @@ fn an_answer_that_every_group_fails_does_not_go_round_for_ever() {
             }
         };
         assert!(matches!(end, End::Failed(said) if said.contains(why)));
-        assert_eq!(scenario.now - since, GatewayConfig::default().homeless_patience);
+        assert_eq!(scenario.now - since, GatewayConfig::default().unrouted_patience);
         assert_eq!(scenario.gateway.open_requests(), 0);
     }
 }
