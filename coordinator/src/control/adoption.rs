@@ -1,7 +1,10 @@
-//! Plan flow 5: proposals, endorsements, certificates, and the one adopted plan.
+//! Plan flow 5: proposals, endorsements, and the one adopted plan.
 
-use super::{Action, Control, Member, Reject, SignedEndorsement, leader_rank::LeaderRanks, plan_check};
-use crate::Time;
+mod certificates;
+
+use super::{Action, Control, Reject, SignedEndorsement, leader_rank::LeaderRanks, plan_check};
+use crate::{Time, members::Members};
+use certificates::Shown;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +16,6 @@ use tsnode_protocol::{
 const PROPOSALS: usize = 64;
 /// How long a proposal that does not fit this peer's view yet may wait for the view to catch up.
 const CATCH_UP: Duration = Duration::from_secs(3);
-/// Between certificates sent for those who are behind.
-const CERTIFICATE_EVERY: Duration = Duration::from_secs(1);
 /// Epochs a plan may be ahead of most members'.
 const EPOCHS_AHEAD: u64 = 1;
 /// The same where somebody follows a plan of such an epoch: two hours, for clocks that are wrong by one.
@@ -76,15 +77,6 @@ struct Proposed {
     by: PeerId,
 }
 
-/// A certificate that proves a plan, taken apart.
-#[derive(Clone, Debug)]
-struct Shown {
-    proposed: Proposed,
-    endorsements: BTreeMap<PeerId, SignedEndorsement>,
-    certificate: Arc<Certificate>,
-    heard: Time,
-}
-
 impl Control {
     pub(super) fn hear_plan(&mut self, by: PeerId, plan: Arc<Plan>, proof: Signed<Gossip>, out: &mut Vec<Action>) {
         let at = (plan.epoch, plan.term);
@@ -128,138 +120,6 @@ impl Control {
         self.adopt_if_endorsed(endorsement.plan, out);
     }
 
-    pub(super) fn hear_certificate(&mut self, signer: PeerId, certificate: Arc<Certificate>, out: &mut Vec<Action>) {
-        if self.adoption.adopted.as_ref().is_some_and(|a| a.certificate.plan == certificate.plan) {
-            return;
-        }
-        let now = self.now;
-        if self.members.get_mut(&signer).is_some_and(|member| !member.may_prove(now)) {
-            return out.push(Action::Reject { peer: signer, reason: Reject::TooManyCertificates });
-        }
-        let known =
-            self.adoption.proposals.values().find(|p| p.plan.as_ref().is_some_and(|p| p.proof == certificate.plan));
-        let mut reject = |reason| out.push(Action::Reject { peer: signer, reason });
-        let Some(proposed) = self.read(&certificate, known) else {
-            return reject(Reject::BadCertificate);
-        };
-        let plan = &proposed.plan;
-        if self.is_far((plan.epoch, plan.term)) {
-            return reject(Reject::WrongEpoch);
-        }
-        if !self.is_newer((plan.epoch, plan.term)) {
-            return;
-        }
-        let Some(endorsements) = self.endorsements(plan, &certificate, known) else {
-            return reject(Reject::BadCertificate);
-        };
-        let endorsers: BTreeSet<PeerId> = endorsements.keys().copied().collect();
-        if !is_majority(&endorsers, &proposed.named) {
-            return reject(Reject::BadCertificate);
-        }
-        let heard = self.now;
-        self.follow(Shown { proposed, endorsements, certificate, heard }, out);
-    }
-
-    /// Follows a plan that a certificate was shown for, as soon as this peer's view lets it.
-    fn follow(&mut self, shown: Shown, out: &mut Vec<Action>) {
-        let plan = &shown.proposed.plan;
-        if !self.is_newer((plan.epoch, plan.term)) {
-            return;
-        }
-        let endorsers: BTreeSet<PeerId> = shown.endorsements.keys().copied().collect();
-        if is_majority(&endorsers, &self.derive().electorate) {
-            let Shown { proposed, certificate, .. } = shown;
-            return self.adopt(proposed.plan, proposed.named, certificate, endorsers, out);
-        }
-        if self.may_join_in(&shown.proposed.plan) {
-            self.join_in(shown, out);
-        } else {
-            // Who has just come has not heard yet what others are and follow: that takes less time than the next certificate.
-            self.adoption.shown = Some(shown);
-        }
-    }
-
-    /// Looks again at a certificate that came before what it is to be judged by.
-    pub(super) fn retry_certificate(&mut self, out: &mut Vec<Action>) {
-        let (now, catch_up) = (self.now, self.catch_up());
-        if let Some(shown) = self.adoption.shown.take().filter(|s| now < s.heard + catch_up) {
-            self.follow(shown, out);
-        }
-    }
-
-    /// How long what does not fit this peer's view waits for it: on a full computer as much longer as all else.
-    fn catch_up(&self) -> Duration {
-        CATCH_UP + self.health.backlog()
-    }
-
-    /// Whether a plan stands, is possible, and has no rival that this peer has just endorsed.
-    fn may_join_in(&self, plan: &Plan) -> bool {
-        let (me, id) = (self.config.me, plan.id());
-        // An old certificate that somebody shows again says nothing of what stands.
-        let stands = self.members().any(|(peer, m)| *peer != me && m.heartbeat.plan == Some(id));
-        let votes_elsewhere = self.ballot.waits_until(self.chance() / 2).is_some_and(|at| self.to_come(at).is_some());
-        stands && !votes_elsewhere && plan_check::feasible(&plan.groups, &self.planned_members()).is_ok()
-    }
-
-    /// A plan stands that too few of those endorsed who are there now, since some came after it. Where it leaves them out, as a
-    /// layout does or whoever would only slow it down, no other follows that would take them in: they endorse it late, each
-    /// by its own view, and it takes effect for them by the same majority as for everybody.
-    fn join_in(&mut self, Shown { proposed, endorsements, .. }: Shown, out: &mut Vec<Action>) {
-        let (id, at) = (proposed.plan.id(), (proposed.plan.epoch, proposed.plan.term));
-        let now = self.now;
-        let proposal = self.proposal(id);
-        (proposal.heard, proposal.judged) = (now, true);
-        proposal.plan.get_or_insert(proposed);
-        for (peer, endorsement) in endorsements {
-            proposal.endorsements.entry(peer).or_insert(endorsement);
-        }
-        if self.ballot.is_free(at) {
-            self.endorse(at, id, out);
-        }
-        self.adopt_if_endorsed(id, out);
-    }
-
-    /// The plan a certificate is for, whom it names, and who proposed it.
-    fn read(&self, certificate: &Certificate, known: Option<&Proposal>) -> Option<Proposed> {
-        if let Some(proposed) = known.and_then(|k| k.plan.as_ref()) {
-            return Some(proposed.clone());
-        }
-        let verified = certificate.plan.clone().verify(self.config.swarm).ok()?;
-        let by = verified.signer();
-        match verified.into_parts() {
-            (Gossip::Plan(plan), proof) => Some(Proposed { named: plan.peers(), plan, proof, by }),
-            _ => None,
-        }
-    }
-
-    /// Who endorsed the plan, as a certificate proves; signatures that were checked when they came are not checked again.
-    fn endorsements(
-        &self,
-        plan: &Plan,
-        of: &Certificate,
-        known: Option<&Proposal>,
-    ) -> Option<BTreeMap<PeerId, SignedEndorsement>> {
-        let id = plan.id();
-        let fits = |e: &Endorsement| e.plan == id && (e.epoch, e.term) == (plan.epoch, plan.term);
-        let heard: BTreeMap<&[u8; 64], (&PeerId, &SignedEndorsement)> = known
-            .into_iter()
-            .flat_map(|k| &k.endorsements)
-            .map(|(peer, signed)| (signed.1.signature(), (peer, signed)))
-            .collect();
-        let mut endorsements = BTreeMap::new();
-        for signed in &of.endorsements {
-            if let Some((peer, known)) = heard.get(signed.signature()).filter(|(_, (_, proof))| proof == signed) {
-                endorsements.extend(fits(&known.0).then(|| (**peer, (*known).clone())));
-                continue;
-            }
-            let verified = signed.clone().verify(self.config.swarm).ok()?;
-            let signer = verified.signer();
-            let (Gossip::Endorsement(e), proof) = verified.into_parts() else { return None };
-            endorsements.extend(fits(&e).then_some((signer, (e, proof))));
-        }
-        Some(endorsements)
-    }
-
     fn is_newer(&self, at: (Epoch, Term)) -> bool {
         self.adoption.adopted.is_none() || at > self.followed()
     }
@@ -276,6 +136,11 @@ impl Control {
             proposals.remove(&oldest);
         }
         proposals.entry(id).or_default()
+    }
+
+    /// How long what does not fit this peer's view waits for it: on a full computer as much longer as all else.
+    fn catch_up(&self) -> Duration {
+        CATCH_UP + self.health.backlog()
     }
 
     /// Endorses a proposal, refuses it, or leaves it for later.
@@ -330,18 +195,26 @@ impl Control {
         self.is_its_turn(plan, by)?;
         let members = self.planned_members();
         plan_check::feasible(&plan.groups, &members).map_err(Reject::Infeasible)?;
-        let present = self.adoption.adopted.as_ref().filter(|a| plan_check::feasible(&a.plan.groups, &members).is_ok());
-        if let Some(present) = present {
-            let worth = |plan| self.config.planner.value(plan, &members, &self.config.wish);
-            // How steps are formed is chosen by what was replayed: groups are held against each other by what it is now.
-            let plan = &Plan { chosen: present.plan.chosen.clone(), ..plan.clone() };
-            let (new, old) = (worth(plan), worth(&present.plan));
-            let is_worse = new < old * (1.0 - self.config.margin);
-            if is_worse && !self.is_turn(plan, &present.plan, &members) {
-                return Err(Reject::Worse);
-            }
+        match self.standing(&members) {
+            Some(standing) if !self.may_replace(plan, standing, &members) => return Err(Reject::Worse),
+            _ => {}
         }
         Ok(())
+    }
+
+    /// The plan in force, where it is possible still.
+    fn standing(&self, members: &Members<'_>) -> Option<&Plan> {
+        let standing = self.adoption.adopted.as_ref().map(|a| &*a.plan);
+        standing.filter(|plan| plan_check::feasible(&plan.groups, members).is_ok())
+    }
+
+    /// Whether a plan is worth as much as the one that stands, but for the margin, or has a model in it whose turn has come.
+    fn may_replace(&self, plan: &Plan, standing: &Plan, members: &Members<'_>) -> bool {
+        let worth = |plan| self.config.planner.value(plan, members, &self.config.wish);
+        // How steps are formed is chosen by what was replayed: groups are held against each other by what it is now.
+        let plan = &Plan { chosen: standing.chosen.clone(), ..plan.clone() };
+        let is_worse = worth(plan) < worth(standing) * (1.0 - self.config.margin);
+        !is_worse || self.is_turn(plan, standing, members)
     }
 
     /// A later rank may plan when those before it have let their turns pass. Clocks and views differ a little.
@@ -452,35 +325,6 @@ impl Control {
             self.adoption.adopted.iter().flat_map(|a| a.plan.groups.iter().map(|group| group.id)).collect();
         self.adoption.leaders.retain(|group, _| ready.contains_key(group) || before.contains(group));
         self.adoption.leaders.extend(plan.groups.iter().filter_map(|group| Some((group.id, group.leader()?))));
-    }
-
-    /// The coordinator shows the certificate to those who have followed another plan, or none, for a while.
-    pub(super) fn convince(&mut self, out: &mut Vec<Action>) {
-        self.show_certificate(|_| true, out);
-    }
-
-    /// The same for those who follow no plan, though who is there changes still: whoever has no part in the plan, and gets
-    /// none in the next, need not wait until that is known.
-    pub(super) fn welcome(&mut self, out: &mut Vec<Action>) {
-        self.show_certificate(|m| m.heartbeat.plan.is_none(), out);
-    }
-
-    fn show_certificate(&mut self, to: impl Fn(&Member) -> bool, out: &mut Vec<Action>) {
-        let Some(adopted) = &self.adoption.adopted else { return };
-        if self.now < self.adoption.next_certificate {
-            return;
-        }
-        let me = self.config.me;
-        if !self.members().any(|(peer, m)| *peer != me && m.dispute.is_behind() && to(m)) {
-            return;
-        }
-        // The first rank may be who has just come: it has no certificate to show.
-        let follows = |peer: &&PeerId| self.members.get(peer).is_some_and(|m| m.heartbeat.plan == Some(adopted.id));
-        let ranks = self.derived.as_ref().map_or(&[][..], |d| &d.ranks);
-        if ranks.iter().find(follows) == Some(&me) {
-            out.push(Action::Publish(Gossip::Certificate(adopted.certificate.clone())));
-            self.adoption.next_certificate = self.now + CERTIFICATE_EVERY;
-        }
     }
 }
 

@@ -6,18 +6,21 @@
 mod choosing;
 mod constrained;
 mod counted;
+mod incoming;
 mod prefix_cache;
 mod prompt_logprobs;
+mod sequence_pages;
+
+pub(super) use incoming::{Arrived, ROOM, read_ring};
 
 use super::{
     compute::ComputeError,
     context::{AdmissionNo, AdmittedFrame, SideFrames, StageContext},
     export::{self, Exporter, Taps},
     kv_receiver::{ExpectedKv, KvReceiver},
-    page_share::NoPages,
     speculator::SpeculatorGone,
 };
-use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
+use crate::data_plane::links::{FrameSender, LinkError};
 use choosing::{Chosen, Sampler};
 use constrained::Constrained;
 use counted::SequenceTokens;
@@ -29,41 +32,18 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::policy::sharing::arbiter::StepShare;
-use tsnode_kernels::{
-    engine::{Engine, EngineError, Input, Output, Prefix, Slice, StageKey},
-    pages::PagesError,
-};
+use tsnode_kernels::engine::{Engine, EngineError, Input, Output, Slice, StageKey};
 use tsnode_protocol::{
-    KvCodec, PromptLogprob, RequestId, Token, limits,
-    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedPrefix, SharedWith, Step, StepEntry},
+    PromptLogprob, RequestId, Token, limits,
+    ring::{Admit, AwaitKv, Refusal, RingFrame, Step, StepEntry},
 };
 
 /// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
 /// admissions and releases can pile up, and those are bounded by the sequences a leader takes.
 pub(super) const FRAMES: usize = 4096;
-/// What frames of the stage before may take until the worker has done with them (bytes): the largest step while it is computed, and
-/// another that waits. A stage before that sends what no leader asked for waits itself then.
-pub(super) const ROOM: usize = 2 * limits::ACTIVATION_BYTES;
-
-/// A frame and the activations that came with it.
-#[derive(Debug)]
-pub(super) struct Arrived {
-    pub frame: RingFrame,
-    /// Rows of f32 in little-endian bytes; empty unless the frame is a step from a stage before.
-    pub hidden: Vec<f32>,
-    /// What it takes of what there is room for, where it is another peer's.
-    _room: Option<OwnedSemaphorePermit>,
-}
-
-impl From<RingFrame> for Arrived {
-    fn from(frame: RingFrame) -> Self {
-        Self { frame, hidden: Vec::new(), _room: None }
-    }
-}
-
 /// Where a worker passes frames on to.
 pub(super) enum Downstream {
     /// The next stage, or the leader from the last stage of several.
@@ -254,49 +234,6 @@ impl Worker {
         }
     }
 
-    /// Pages for a sequence, and those it shares; says why where there are none.
-    async fn reserve(&self, admit: &Admit) -> Result<Option<Refusal>, StageError> {
-        let (key, request, room, most) = (self.context.key, admit.request, admit.room, admit.most);
-        let (share, kept, shared) = (self.context.compute.share(), self.kept.clone(), admit.shared);
-        let reserve = move |engine: &mut Engine| -> Result<(), NoPages> {
-            let prefix = |with| match with {
-                SharedWith::Running(other) => Ok(Prefix::Running(other)),
-                SharedWith::Kept(prefix) => kept.find(prefix).map(Prefix::Kept).ok_or(EngineError::NoPrefix),
-            };
-            let shared = match shared {
-                Some(SharedPrefix { with, tokens }) => Some((prefix(with)?, tokens)),
-                None => None,
-            };
-            engine.could_hold(key, most)?;
-            let admit = |engine: &mut Engine| match shared {
-                Some((prefix, tokens)) => engine.admit_after(key, request, room, prefix, tokens),
-                None => engine.admit(key, request, room),
-            };
-            let Some(share) = share else { return admit(engine).map_err(NoPages::from) };
-            share.could_hold(engine.admit_pages(key, most, None)?)?;
-            let wanted = engine.admit_pages(key, room, shared)?;
-            share.take(engine, wanted, admit)
-        };
-        Ok(self.context.compute.call(reserve).await?.err().map(refusal))
-    }
-
-    async fn grow(&mut self, mut grow: Grow) -> Result<(), StageError> {
-        let Grow { request, room, .. } = grow;
-        if grow.refused.is_none() {
-            let (key, share) = (self.context.key, self.context.compute.share());
-            let more = move |engine: &mut Engine| -> Result<(), NoPages> {
-                let Some(share) = share else { return engine.grow(key, request, room).map_err(NoPages::from) };
-                let wanted = engine.grow_pages(key, request, room)?;
-                share.take(engine, wanted, |engine| engine.grow(key, request, room))
-            };
-            grow.refused = self.context.compute.call(more).await?.err().map(refusal);
-        }
-        if self.context.is_last() {
-            return self.pass(RingFrame::Grown { request, refused: grow.refused }).await;
-        }
-        self.pass(RingFrame::Grow(grow)).await
-    }
-
     fn expect_kv(&self, request: RequestId, admission: AdmissionNo, kv: AwaitKv) {
         self.kv_receiver.expect(ExpectedKv {
             me: self.context.me,
@@ -454,46 +391,6 @@ impl Worker {
         })
     }
 
-    /// Leaves a prompt's KV as if it had come from another group.
-    async fn fake_quantise(&mut self, request: RequestId, tokens: u32, codec: KvCodec) -> Result<(), StageError> {
-        let key = self.context.key;
-        let done =
-            self.context.compute.call(move |engine| engine.fake_quantise(key, request, 0..tokens, codec)).await?;
-        done.map_err(|e| StageError::Protocol(e.to_string()))
-    }
-
-    /// Ends a sequence, but for its first tokens' KV.
-    async fn keep(&mut self, request: RequestId, prefix: PrefixId, tokens: u32) -> Result<(), StageError> {
-        self.kv_receiver.forget(request, self.context.key);
-        if let Some(sequence) = self.sequences.remove(&request) {
-            self.note(&sequence);
-            self.context.compute.leaves(request);
-            let (kept, of) = (self.kept.clone(), (self.context.key, request));
-            self.context.compute.post(move |engine| kept.keep(engine, of, (prefix, tokens))).await?;
-        }
-        Ok(())
-    }
-
-    async fn forget(&self, prefix: PrefixId) -> Result<(), StageError> {
-        let kept = self.kept.clone();
-        Ok(self.context.compute.post(move |engine| kept.forget(engine, prefix)).await?)
-    }
-
-    async fn release(&mut self, request: RequestId) -> Result<(), StageError> {
-        self.kv_receiver.forget(request, self.context.key);
-        if let Some(sequence) = self.sequences.remove(&request) {
-            tracing::trace!(%request, tokens = sequence.prompt_tokens, "pages given back");
-            self.note(&sequence);
-            self.context.compute.leaves(request);
-            // Dropping the sequence ends its export, which may still wait for the far side.
-            drop(sequence);
-            let key = self.context.key;
-            // Its pages are there again before whatever is asked for next.
-            self.context.compute.post(move |engine| engine.release(key, request)).await?;
-        }
-        Ok(())
-    }
-
     async fn pass_unless_last(&mut self, frame: RingFrame) -> Result<(), StageError> {
         if self.context.is_last() { Ok(()) } else { self.pass(frame).await }
     }
@@ -526,52 +423,6 @@ impl Worker {
         // It is waited for: with it all is given back.
         let _ = self.context.compute.call(move |engine| kept.forget_all(engine)).await;
     }
-}
-
-/// Why there are no pages, as leaders are told.
-fn refusal(error: NoPages) -> Refusal {
-    match error {
-        NoPages::Engine(EngineError::NoPrefix) => Refusal::PrefixGone,
-        NoPages::Engine(EngineError::Pages(PagesError::Full { wanted, total, .. })) if wanted <= total => {
-            Refusal::Full(error.to_string())
-        }
-        NoPages::SetAside { .. } => Refusal::Full(error.to_string()),
-        NoPages::Engine(_) | NoPages::TooLong { .. } => Refusal::Never(error.to_string()),
-    }
-}
-
-/// Reads frames of the stage before into `worker` until the stream ends, as far as there is `room` for them (bytes).
-pub(super) async fn read_ring(
-    mut stream: FrameReceiver,
-    worker: mpsc::Sender<Arrived>,
-    room: usize,
-) -> Result<(), StageError> {
-    let left = Arc::new(Semaphore::new(room));
-    while let Some(mut frame) = stream.recv::<RingFrame>().await? {
-        frame.check().map_err(|why| stream.refuse(why))?;
-        frame.shorten_reason();
-        let hidden = match &frame {
-            RingFrame::Step(step) if step.rows > 0 => {
-                let bytes = stream.recv_bytes(limits::ACTIVATION_BYTES).await?.ok_or(StageError::Upstream)?;
-                from_bytes(&bytes)
-            }
-            _ => Vec::new(),
-        };
-        let takes = u32::try_from(takes(&frame, &hidden).min(room)).unwrap_or(u32::MAX);
-        let taken = left.clone().acquire_many_owned(takes).await.map_err(|_| StageError::Upstream)?;
-        worker.send(Arrived { frame, hidden, _room: Some(taken) }).await.map_err(|_| StageError::Upstream)?;
-    }
-    Ok(())
-}
-
-/// Memory that what came takes, as far as it is much (bytes).
-fn takes(frame: &RingFrame, hidden: &[f32]) -> usize {
-    let tokens = match frame {
-        RingFrame::Admit(admit) => admit.tokens.len(),
-        RingFrame::Step(step) => step.entries.iter().map(|entry| entry.tokens.len()).sum(),
-        _ => 0,
-    };
-    tokens * size_of::<Token>() + size_of_val(hidden)
 }
 
 fn all_tokens(step: &Step) -> Vec<Token> {
@@ -607,8 +458,4 @@ fn forget_drafts(engine: &mut Engine, stage: StageKey, step: &Step) -> Result<()
 
 fn to_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-fn from_bytes(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }

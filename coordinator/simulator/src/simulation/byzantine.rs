@@ -11,6 +11,8 @@ pub enum Lie {
     OutOfTurn,
     /// Shows certificates that its own endorsement alone bears out.
     FalseCertificate,
+    /// Plans for itself alone, which its own endorsement is a majority for, follows that and shows its certificate.
+    Usurper,
     /// Plans with devices that do not exist.
     Infeasible,
     /// Says again what others said long ago.
@@ -37,10 +39,11 @@ pub enum Lie {
 
 impl Lie {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::SecondPlan,
         Self::OutOfTurn,
         Self::FalseCertificate,
+        Self::Usurper,
         Self::Infeasible,
         Self::Replay,
         Self::Sequence,

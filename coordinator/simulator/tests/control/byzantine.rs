@@ -11,7 +11,7 @@ use tsnode_protocol::{
     gossip::Certificate,
     liveness_digest::{Missed, PeerTag},
 };
-use tsnode_simulator::simulation::{World, byzantine::Lie, sketch::Sketch};
+use tsnode_simulator::simulation::{World, byzantine::Lie, process::SimulatedProcess, sketch::Sketch};
 
 #[test]
 fn a_replayed_message_is_refused_and_counted() {
@@ -58,6 +58,24 @@ fn a_plan_out_of_turn_is_not_endorsed_and_a_false_certificate_convinces_nobody()
     assert_eq!(*world.common_plan().unwrap(), before);
     let rejected: Vec<&Reject> = world.rejected.values().flatten().collect();
     assert!(rejected.contains(&&Reject::NotCoordinator) && rejected.contains(&&Reject::BadCertificate), "{rejected:?}");
+}
+
+/// It proves what a certificate has to, and somebody follows it.
+#[test]
+fn a_plan_that_names_its_maker_alone_takes_nobody_from_the_one_that_stands() {
+    for seed in 0..8 {
+        let mut world = World::of(6, seed);
+        world.wait(seconds(6));
+        let served = |world: &World| world.common_plan().map(|plan| plan.peers().len());
+        assert_eq!(served(&world), Ok(6));
+        world.make_byzantine((coordinator(&world) + 1) % 6, Lie::Usurper);
+        for _ in 0..120 {
+            world.wait(Duration::from_millis(250));
+            let alone = |peer: &SimulatedProcess| peer.control().unwrap().plan().is_some_and(|p| p.peers().len() == 1);
+            assert!(!world.honest().any(alone), "seed {seed}");
+        }
+        all_is_well(&mut world);
+    }
 }
 
 /// Each has everybody check as many signatures as its maker cares to put in.

@@ -29,7 +29,7 @@ use crate::{
     hardware::cores::Cores,
     view::{PeerView, SwarmView},
 };
-use asking::{Asking, TraceRun};
+use asking::{Asking, Pass, TraceRun};
 use calibration::Alone;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use compared::ReplayComparison;
@@ -50,6 +50,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
 /// Between looks at which plan is in force, and at which requests have ended.
 const PLAN_LOOK: Duration = Duration::from_secs(2);
+/// Passes of requests beside the trace: before it, before it once more, and behind it.
+const FIRST: Pass = Pass(0);
+const AGAIN: Pass = Pass(1);
+const BEHIND: Pass = Pass(2);
 
 pub(super) fn command() -> Command {
     let example = "tsnode testnet replay --trace docs/examples/trace.csv --peers 4 --minutes 1\n  \
@@ -295,9 +299,10 @@ async fn replayed(
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
     let spinner = spinner("asking one request after another, and some at once".into());
     let hosting = (peers.iter().filter(|peer| !peer.gateway).count(), hosts.computing(&peers, &view));
-    let measured = interrupts.unless(Box::pin(measured(&asking, &trace.planned, hosting, card.shape.context))).await;
+    let context = card.shape.context;
+    let measured = interrupts.unless(Box::pin(measured(&asking, &trace.planned, hosting, context))).await;
     spinner.finish_and_clear();
-    let BeforeTrace { alone, view: before, is_settled } = measured?;
+    let BeforeTrace { mut alone, view: before, is_settled } = measured?;
     let counted_before = counted(&asking.target.peer).await?;
     let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
     let log = if matches.contains_id("requests") {
@@ -315,7 +320,20 @@ async fn replayed(
     let TraceRun { report: live, outcomes, processors } = replayed?;
     let counted_after = counted(&asking.target.peer).await?;
     let terms = LatencyTerms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
-    let TraceWatch { in_force, log } = watch;
+    let TraceWatch { in_force, mut log } = watch;
+    if let Some(log) = &mut log {
+        // Before others are asked for: gateways keep a number of the newest. What is not told now is asked for once more.
+        let _ = log.look().await;
+    }
+    // With another plan, or where somebody has had enough, it would not be the same.
+    if live.unsent + live.cut == 0 && asking.target.peer.view().await?.plan_id == before.plan_id {
+        let bar = self::spinner("asking the same again behind the trace".into());
+        let pass = asking.pass(BEHIND, &trace.planned, hosting, context);
+        let pass = interrupts.unless(Box::pin(pass)).await;
+        bar.finish_and_clear();
+        alone = alone.and_behind(pass?);
+    }
+    let behind = alone.behind;
     let views = SwarmViews { before: &before, in_force: in_force.longest().unwrap_or(&before) };
     let simulated = SimulatedReplay::new(&views, &peers, hosts, &alone, &trace.planned)?;
     let requests = match log {
@@ -323,8 +341,17 @@ async fn replayed(
         None => None,
     };
     let (settled, replanned) = (is_settled, in_force.are_several());
-    let compared =
-        ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, settled, replanned, processors };
+    let compared = ReplayComparison {
+        trace: trace.name,
+        cut: trace.cut,
+        live,
+        terms,
+        simulated,
+        settled,
+        replanned,
+        behind,
+        processors,
+    };
     Ok((compared, requests))
 }
 
@@ -343,18 +370,19 @@ async fn measured(
     hosting: (usize, ComputingPeers),
     context: u32,
 ) -> Result<BeforeTrace, Exit> {
-    let before = measured_once(asking, planned, hosting, context).await?;
-    if before.is_settled { Ok(before) } else { measured_once(asking, planned, hosting, context).await }
+    let before = measured_once(asking, FIRST, planned, hosting, context).await?;
+    if before.is_settled { Ok(before) } else { measured_once(asking, AGAIN, planned, hosting, context).await }
 }
 
 async fn measured_once(
     asking: &Asking<'_>,
+    pass: Pass,
     planned: &[PlannedRequest],
     hosting: (usize, ComputingPeers),
     context: u32,
 ) -> Result<BeforeTrace, Exit> {
     let plan = asking.target.peer.view().await?.plan_id;
-    let alone = asking.alone(planned, hosting, context).await?;
+    let alone = asking.alone(pass, planned, hosting, context).await?;
     let view = asking.target.peer.view().await?;
     let is_settled = view.plan_id == plan;
     Ok(BeforeTrace { alone, view, is_settled })

@@ -4,7 +4,8 @@ use super::World;
 use crate::simulation::{byzantine::Lie, process::SimulatedProcess};
 use std::sync::Arc;
 use tsnode_protocol::{
-    Call, Endorsement, Epoch, Gossip, Heartbeat, LivenessDigest, Plan, PlanId, Term, Verified,
+    Call, Endorsement, Epoch, Gossip, Group, Heartbeat, LayerRange, LivenessDigest, PeerId, Phase, Plan, PlanId, Route,
+    Stage, Term, Verified,
     gossip::Certificate,
     limits,
     liveness_digest::{Missed, PeerTag, Present},
@@ -22,7 +23,7 @@ impl World {
                 let mut plan = (*plan).clone();
                 let group = &mut plan.groups[0];
                 group.stages[0].device = 77;
-                *group = tsnode_protocol::Group::new(group.model, group.phase, group.stages.clone());
+                *group = Group::new(group.model, group.phase, group.stages.clone());
                 plan.routes.clear();
                 vec![(Gossip::Plan(plan.into()), None)]
             }
@@ -59,14 +60,14 @@ impl World {
             Lie::FalseCertificate => {
                 let Some(plan) = plan else { return };
                 let mine = Plan { term: Term(term.0 + 1), reason: "mine".into(), ..plan };
-                // Of a plan for the byzantine peer alone its own word proves what it has to.
-                self.checks.endorsed_by(mine.id(), self.peers[n].id);
-                let mut seal = |gossip| self.peers[n].seal(gossip).ok().map(|v| v.proof().clone());
-                let endorsement = Endorsement { epoch, term: mine.term, plan: mine.id() };
-
-                let Some(plan) = seal(Gossip::Plan(mine.into())) else { return };
-                let endorsements = (0..4).filter_map(|_| seal(Gossip::Endorsement(endorsement))).collect();
-                self.say(n, Gossip::Certificate(Arc::new(Certificate { plan, endorsements })));
+                self.show_certificate(n, mine);
+            }
+            Lie::Usurper => {
+                let me = self.peers[n].id;
+                let Some(mine) = plan.and_then(|plan| alone(me, &plan)) else { return };
+                let heartbeat = Heartbeat { clock: epoch, epoch, term: mine.term, ..Heartbeat::default() };
+                self.say(n, Gossip::Heartbeat(Heartbeat { plan: Some(mine.id()), ..heartbeat }));
+                self.show_certificate(n, mine);
             }
             Lie::Replay => {
                 if let Some(old) = self.some_old_message() {
@@ -113,9 +114,31 @@ impl World {
         }
     }
 
+    /// Shows a plan that nobody but this peer has endorsed.
+    fn show_certificate(&mut self, n: usize, plan: Plan) {
+        let Plan { epoch, term, .. } = plan;
+        // Of a plan for the byzantine peer alone its own word proves what it has to.
+        self.checks.endorsed_by(plan.id(), self.peers[n].id);
+        let mut seal = |gossip| self.peers[n].seal(gossip).ok().map(|v| v.proof().clone());
+        let endorsement = Endorsement { epoch, term, plan: plan.id() };
+        let Some(plan) = seal(Gossip::Plan(plan.into())) else { return };
+        let endorsements = (0..4).filter_map(|_| seal(Gossip::Endorsement(endorsement))).collect();
+        self.say(n, Gossip::Certificate(Arc::new(Certificate { plan, endorsements })));
+    }
+
     /// Something that was heard long ago.
     fn some_old_message(&mut self) -> Option<Verified<Gossip>> {
         let n = self.rng.below(self.archive.len());
         self.archive.get(n).cloned()
     }
+}
+
+/// The next plan, for one peer and all layers of a model that is in the present one.
+fn alone(peer: PeerId, plan: &Plan) -> Option<Plan> {
+    let group = plan.groups.iter().find(|group| group.stages.iter().any(|stage| stage.peer == peer))?;
+    let layers = LayerRange { start: 0, end: group.stages.last()?.layers.end };
+    let group = Group::new(group.model, Phase::Mixed, vec![Stage { peer, device: 0, layers }]);
+    let routes = vec![Route { prefill: group.id, decode: group.id, share: 1.0 }];
+    let (term, reason) = (Term(plan.term.0.saturating_add(1)), "mine".into());
+    Some(Plan { term, groups: vec![group], routes, chosen: vec![], reason, ..plan.clone() })
 }

@@ -140,6 +140,18 @@ pub(in crate::cli) struct Run {
     pub peak: usize,
 }
 
+impl Run {
+    /// With another that ran apart from it.
+    pub fn and(&mut self, other: Self) {
+        let Self { outcomes, cut, unsent, took, peak } = other;
+        self.outcomes.extend(outcomes);
+        self.cut += cut;
+        self.unsent += unsent;
+        self.took += took;
+        self.peak = self.peak.max(peak);
+    }
+}
+
 /// Until whoever runs it has had enough.
 pub(in crate::cli) async fn interrupted() {
     // Where no signal can be waited for, only the time ends it.

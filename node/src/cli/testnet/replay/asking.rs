@@ -2,7 +2,7 @@
 //! is what peers lose to each other; and then the trace.
 
 use super::{
-    calibration::{Alone, AskedAlone, AskedCrowd},
+    calibration::{Alone, AskedAlone, AskedCrowd, CalibrationPass},
     fresh_traces,
     together::{AskedTogether, ComputedRequest, ComputingPeers},
 };
@@ -33,8 +33,10 @@ const LONGER: f64 = 1.25;
 const LONGER_SHARE: f64 = 0.9;
 /// Pairs of lengths that are asked alone.
 const LENGTHS_ALONE: usize = 3;
-/// What tells the seeds of requests in crowds from those of others.
+/// What tells the seeds of requests in crowds from those of others, and of those that are not counted; from which bit passes do.
 const CROWDED: u64 = 1 << 63;
+const WARMING: u64 = 1 << 62;
+const PASSES: u32 = 48;
 /// Rounds of requests at once, of each number, and how many at once at most.
 const ROUNDS: usize = 8;
 const MOST_TOGETHER: usize = 16;
@@ -56,6 +58,10 @@ pub(super) struct Asking<'n> {
     pub seed: u64,
 }
 
+/// The n-th time that requests are asked beside the trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pass(pub u8);
+
 /// What came of the trace.
 pub(super) struct TraceRun {
     pub report: Report,
@@ -74,25 +80,26 @@ pub(super) struct ProcessorUse {
 }
 
 impl Asking<'_> {
-    /// Requests as long as the trace's median one, and some with longer prompts, to so many peers: one after another, then up to as many
-    /// at once as have processors of their own, then as many as there are peers, and then for a while nothing.
-    pub async fn alone(
+    /// What takes how long beside the trace: requests one after another, then up to as many at once as have processors of their own. Each
+    /// pass has prompts of its own: those of another would be kept where they were computed.
+    pub async fn pass(
         &self,
+        pass: Pass,
         trace: &[PlannedRequest],
         (peers, computing): (usize, ComputingPeers),
         context: u32,
-    ) -> Result<Alone, Exit> {
+    ) -> Result<CalibrationPass, Exit> {
         let peers = peers.max(1);
         let requests = (ALONE * peers).min(MOST_ALONE);
         let mut usual = alone(trace, requests, context).map(LoneSeries::of);
         let mut longer = longer_alone(trace, requests, context).map(LoneSeries::of);
         // The first of each peer finds cold caches, and is not counted.
-        self.all(self.seed ^ 1, usual[0].part(0, peers), ONE, pending(), |_, _| {}).await;
+        self.all(self.seed_of(pass, WARMING), usual[0].part(0, peers), ONE, pending(), |_, _| {}).await;
         // In turns: a while in which all is slower is not to be one length's alone.
         for turn in 0..requests.div_ceil(peers) {
             for (n, series) in usual.iter_mut().chain(&mut longer).enumerate() {
                 let before = self.used();
-                let seed = !self.seed ^ (LENGTHS_ALONE * turn + n) as u64;
+                let seed = self.seed_of(pass, (LENGTHS_ALONE * turn + n) as u64);
                 let run = self.all(seed, series.part(turn, peers), ONE, pending(), |_, _| {}).await;
                 let used = self.used() - before;
                 series.computed.extend(self.computed(&run.outcomes).await);
@@ -102,27 +109,46 @@ impl Asking<'_> {
         let [short, long] = usual;
         let asked = [short.ended()?, long.ended()?];
         let longer = longer.map(LoneSeries::ended).transpose()?;
-        let (mut together, mut crowd) = (Vec::new(), None);
-        if let Some(request) = asked[1].planned.first().copied() {
-            together = self.together(request, computing.at_once).await;
-            if let Some(at_once) = computing.crowd(MOST_TOGETHER) {
-                crowd = Some(self.crowd(request, at_once).await?);
-            }
+        let together = match asked[1].planned.first() {
+            Some(request) => self.together(pass, *request, computing.at_once).await,
+            None => Vec::new(),
+        };
+        Ok(CalibrationPass { asked, longer, together })
+    }
+
+    /// A pass before the trace, then as many requests at once as there are peers, and then for a while nothing.
+    pub async fn alone(
+        &self,
+        pass: Pass,
+        trace: &[PlannedRequest],
+        (peers, computing): (usize, ComputingPeers),
+        context: u32,
+    ) -> Result<Alone, Exit> {
+        let CalibrationPass { asked, longer, together } = self.pass(pass, trace, (peers, computing), context).await?;
+        let mut crowd = None;
+        if let (Some(request), Some(at_once)) = (asked[1].planned.first(), computing.crowd(MOST_TOGETHER)) {
+            crowd = Some(self.crowd(pass, *request, at_once).await?);
         }
         tokio::time::sleep(SETTLED).await;
         let before = self.used();
         tokio::time::sleep(IDLE).await;
-        Ok(Alone { asked, longer, together, crowd, idle: (self.used() - before) / IDLE.as_secs_f64() })
+        let idle = (self.used() - before) / IDLE.as_secs_f64();
+        Ok(Alone { asked, longer, together, crowd, idle, behind: None })
+    }
+
+    /// Of one pass's prompts, none of which is the trace's or another pass's.
+    fn seed_of(&self, Pass(pass): Pass, n: u64) -> u64 {
+        !self.seed ^ (u64::from(pass) << PASSES) ^ n
     }
 
     /// Rounds of requests that come at the same time and end before the next do.
-    async fn together(&self, request: PlannedRequest, most: usize) -> Vec<AskedTogether> {
+    async fn together(&self, pass: Pass, request: PlannedRequest, most: usize) -> Vec<AskedTogether> {
         let mut all = Vec::new();
         for at_once in numbers(most.min(MOST_TOGETHER)) {
             let (planned, bounds) = (vec![request; at_once], LoadBounds { concurrency: at_once, ..ONE });
             let (mut rounds, mut took) = (Vec::new(), Duration::ZERO);
             for round in 0..ROUNDS {
-                let seed = !self.seed ^ (((at_once as u64) << 32) | round as u64);
+                let seed = self.seed_of(pass, ((at_once as u64) << 32) | round as u64);
                 let run = self.all(seed, &planned, bounds, pending(), |_, _| {}).await;
                 took += run.took;
                 rounds.push(self.computed(&run.outcomes).await);
@@ -139,12 +165,12 @@ impl Asking<'_> {
     }
 
     /// Rounds of so many requests that come at the same time and end before the next do.
-    async fn crowd(&self, request: PlannedRequest, at_once: usize) -> Result<AskedCrowd, Exit> {
+    async fn crowd(&self, pass: Pass, request: PlannedRequest, at_once: usize) -> Result<AskedCrowd, Exit> {
         let mut series = LoneSeries::of(vec![request; at_once * ROUNDS]);
         let bounds = LoadBounds { concurrency: at_once, ..ONE };
         for round in 0..ROUNDS {
             let before = self.used();
-            let seed = !self.seed ^ (CROWDED | round as u64);
+            let seed = self.seed_of(pass, CROWDED | round as u64);
             let run = self.all(seed, series.part(round, at_once), bounds, pending(), |_, _| {}).await;
             series.add(run, self.used() - before);
         }
@@ -213,20 +239,15 @@ impl LoneSeries {
 
     /// What came of a turn, and what processor time it took (s).
     fn add(&mut self, run: Run, used: f64) {
-        self.run.outcomes.extend(run.outcomes);
-        self.run.cut += run.cut;
-        self.run.unsent += run.unsent;
-        self.run.took += run.took;
-        self.run.peak = self.run.peak.max(run.peak);
+        self.run.and(run);
         self.used += used;
     }
 
     fn ended(self) -> Result<AskedAlone, Exit> {
         let Self { planned, run, used, computed } = self;
-        // A turn counts its own from nought; all of them are alike.
-        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
-        answered(&report, "a request alone is not answered")?;
-        Ok(AskedAlone { planned, report, used, computed })
+        let asked = AskedAlone::new(planned, run, used, computed);
+        answered(&asked.report, "a request alone is not answered")?;
+        Ok(asked)
     }
 }
 

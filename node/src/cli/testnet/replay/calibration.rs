@@ -1,8 +1,10 @@
-//! What is beside what profiles say, by requests that were asked one after another: what they took beside what the simulator says of them.
+//! What is beside what profiles say, by requests that were asked one after another before the trace and behind it: what they took beside
+//! what the simulator says of them.
 
 use super::together::{AskedTogether, ComputedRequest};
 use crate::cli::bench::serve::{
     arrivals::PlannedRequest,
+    client::Run,
     report::{Metric, Report},
 };
 use tsnode_coordinator::replay::machines::{Outcome, ReplayTrace};
@@ -22,9 +24,25 @@ pub(super) struct AskedAlone {
     pub used: f64,
     /// Where they were computed.
     pub computed: Vec<ComputedRequest>,
+    /// What the report is of.
+    run: Run,
 }
 
 impl AskedAlone {
+    pub fn new(planned: Vec<PlannedRequest>, run: Run, used: f64, computed: Vec<ComputedRequest>) -> Self {
+        // Each turn counts its own from nought; all of them are alike.
+        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
+        Self { planned, report, used, computed, run }
+    }
+
+    /// With those that were asked again.
+    fn and(mut self, mut again: Self) -> Self {
+        self.planned.append(&mut again.planned);
+        self.computed.append(&mut again.computed);
+        self.run.and(again.run);
+        Self::new(self.planned, self.run, self.used + again.used, self.computed)
+    }
+
     /// Tokens of its prompts and of its answers.
     fn lengths(&self) -> (u32, u32) {
         self.planned.first().map_or((0, 0), |planned| (planned.prompt, planned.answer))
@@ -69,7 +87,17 @@ pub(super) struct AskedCrowd {
     pub asked: AskedAlone,
 }
 
-/// Requests before the trace.
+/// What was asked in one pass: one after another, and some at once.
+pub(super) struct CalibrationPass {
+    /// Those with shorter answers, and then those with longer ones.
+    pub asked: [AskedAlone; 2],
+    /// Those with longer prompts and the shorter answers.
+    pub longer: Option<AskedAlone>,
+    /// Of those with longer answers some at once, of each number that was tried.
+    pub together: Vec<AskedTogether>,
+}
+
+/// Requests before the trace, and behind it.
 pub(super) struct Alone {
     /// Those with shorter answers, and then those with longer ones.
     pub asked: [AskedAlone; 2],
@@ -81,6 +109,8 @@ pub(super) struct Alone {
     pub crowd: Option<AskedCrowd>,
     /// Processors that all processes use while nothing is asked.
     pub idle: f64,
+    /// How many times as long as before the trace requests took behind it; none where they were not asked again.
+    pub behind: Option<f64>,
 }
 
 /// What was measured beside what profiles say.
@@ -120,6 +150,31 @@ impl Calibration {
 }
 
 impl Alone {
+    /// With what was asked behind the trace: what a machine computes in a second changes by a tenth within minutes where others have a part
+    /// of it, and the trace lies between both.
+    pub fn and_behind(self, pass: CalibrationPass) -> Self {
+        let Self { asked: [short, long], longer, together, crowd, idle, .. } = self;
+        let CalibrationPass { asked: [short_behind, long_behind], longer: longer_behind, together: together_behind } =
+            pass;
+        let times = |before: &AskedAlone, behind: &AskedAlone| {
+            Some(behind.live(Metric::E2el) / before.live(Metric::E2el)).filter(|times| times.is_finite())
+        };
+        let behind = times(&short, &short_behind).zip(times(&long, &long_behind)).map(|(a, b)| f64::midpoint(a, b));
+        let asked = [short.and(short_behind), long.and(long_behind)];
+        let longer = match (longer, longer_behind) {
+            (Some(before), Some(behind)) => Some(before.and(behind)),
+            (before, behind) => before.or(behind),
+        };
+        let mut together = together;
+        for again in together_behind {
+            match together.iter_mut().find(|asked| asked.at_once == again.at_once) {
+                Some(asked) => asked.again(again),
+                None => together.push(again),
+            }
+        }
+        Self { asked, longer, together, crowd, idle, behind }
+    }
+
     /// All that were asked one after another.
     pub fn all(&self) -> impl Iterator<Item = &AskedAlone> {
         self.asked.iter().chain(&self.longer)
@@ -219,10 +274,7 @@ fn whole(t: &ReplayTrace) -> f64 {
 mod tests {
     use super::*;
     use crate::cli::{
-        bench::serve::{
-            client::{RequestOutcome, Run},
-            timed_answer::TimedAnswer,
-        },
+        bench::serve::{client::RequestOutcome, timed_answer::TimedAnswer},
         testnet::replay::{simulated::sorted, together::ComputedPart},
     };
     use std::time::Duration;
@@ -239,7 +291,7 @@ mod tests {
         };
         let run = Run { outcomes: (0..4).map(outcome).collect(), took: Duration::from_secs(1), ..Run::default() };
         let planned = vec![PlannedRequest { at: Duration::ZERO, prompt: 9, answer }; 4];
-        AskedAlone { planned, report: Report::new(&run, |_| 9, Vec::new()), used, computed: Vec::new() }
+        AskedAlone::new(planned, run, used, Vec::new())
     }
 
     /// A request for so many tokens in the simulator: its prompt, each step after it, and what is added to both (s).
@@ -264,7 +316,7 @@ mod tests {
             let used = 0.25 + 4.0 * (5e-3 + 3e-3 * f64::from(answer));
             asked(answer, (30 * MS, (10 + 2 * answer) * MS), used)
         });
-        let alone = Alone { asked: both, longer: None, together: Vec::new(), crowd: None, idle: 0.25 };
+        let alone = Alone { asked: both, longer: None, together: Vec::new(), crowd: None, idle: 0.25, behind: None };
         // By their layers prompts take four milliseconds, and each step after them half a one.
         let trace = |answer: u32, step: f64| trace(answer, (4e-3, 5e-4), step);
         let simulate = |step: Seconds, _| Outcome {
@@ -295,7 +347,7 @@ mod tests {
     fn what_slowed_down_one_length_is_not_taken_for_an_ends_way() {
         let (shorter, longer) = ((50 * MS, (50 + 23 * 11) * MS), (50 * MS, (50 + 71 * 10) * MS));
         let asked = [asked(24, shorter, 0.0), asked(72, longer, 0.0)];
-        let alone = Alone { asked, longer: None, together: Vec::new(), crowd: None, idle: 0.0 };
+        let alone = Alone { asked, longer: None, together: Vec::new(), crowd: None, idle: 0.0, behind: None };
         let simulate = |step: Seconds, _| Outcome {
             traces: [24, 72].map(|answer| trace(answer, (40e-3, 8e-3), step.0)).into(),
             ..Outcome::default()
@@ -324,7 +376,7 @@ mod tests {
         let planned = vec![PlannedRequest { at: Duration::ZERO, prompt: 40, answer: 24 }; 4];
         let longer = asked(24, (first, first + 230 * MS), 0.0);
         let longer = Some(AskedAlone { planned, computed: computed(took[1]), ..longer });
-        Alone { asked: both, longer, together: Vec::new(), crowd: None, idle: 0.0 }
+        Alone { asked: both, longer, together: Vec::new(), crowd: None, idle: 0.0, behind: None }
     }
 
     /// By profiles 4 ms whatever the prompt, in one step or in two, and one for each of its tokens so many times; answers' steps of 10 ms.
@@ -373,5 +425,22 @@ mod tests {
         let found = with_longer_prompts([10e-3, 47e-3], 47 * MS).calibration(1.0, |step, _| by_profiles(step, 1.0));
         assert!(near(found.signed.request, -3.0), "{found:?}");
         assert_eq!((found.overheads.request, found.overheads.whole), (Seconds(0.0), Seconds(0.0)));
+    }
+
+    /// Half as long again behind the trace: in between a median request took what lies in between.
+    #[test]
+    fn what_is_asked_behind_the_trace_counts_as_much_as_what_was_asked_before_it() {
+        let of = |each: Duration| [24, 72].map(|answer: u32| asked(answer, (30 * MS, answer * each), 1.0));
+        let before =
+            Alone { asked: of(10 * MS), longer: None, together: Vec::new(), crowd: None, idle: 0.0, behind: None };
+        let round = |took| AskedTogether { at_once: 2, answer: 72, rounds: vec![Vec::new()], took };
+        let before = Alone { together: vec![round(3 * MS)], ..before };
+        let pass = CalibrationPass { asked: of(15 * MS), longer: None, together: vec![round(5 * MS)] };
+        let both = before.and_behind(pass);
+        assert_eq!(both.behind, Some(1.5));
+        let [short, long] = &both.asked;
+        assert_eq!((short.planned.len(), short.used, short.report.completed), (8, 2.0, 8));
+        assert!((0.72..=1.08).contains(&long.live(Metric::E2el)), "{}", long.live(Metric::E2el));
+        assert_eq!((both.together.len(), both.together[0].rounds.len(), both.together[0].took), (1, 2, 8 * MS));
     }
 }

@@ -33,6 +33,8 @@ pub(super) struct ReplayComparison {
     pub settled: bool,
     /// Another plan was adopted while the trace was played.
     pub replanned: bool,
+    /// How many times as long as before the trace requests alone took behind it; none where they were not asked again.
+    pub behind: Option<f64>,
     pub processors: ProcessorUse,
 }
 
@@ -105,6 +107,7 @@ impl ReplayComparison {
             lines
                 .push("another plan was adopted meanwhile: the simulator has the one that was in force longest".into());
         }
+        lines.push(self.drifted());
         lines.push(format!(
             "a step takes {} beside its layers, a request beside its steps {} to its first token and {} to its end, by those asked alone",
             time(overheads.step.0),
@@ -134,6 +137,18 @@ impl ReplayComparison {
             lines.push(format!("on average a request's time went, live and simulated, into {}", all.join(", ")));
         }
         lines
+    }
+
+    /// That the machine was as fast behind the trace as before it, or not.
+    fn drifted(&self) -> String {
+        match self.behind {
+            Some(times) => format!(
+                "requests alone took {times:.2} times as long behind the trace as before it: what they say is of both"
+            ),
+            None => "requests were asked alone before the trace only: with another plan, or after a trace that was cut short, they would say \
+                     nothing of it"
+                .into(),
+        }
     }
 
     /// What of that was taken for nought because it was measured to be less.
@@ -308,7 +323,8 @@ impl ReplayComparison {
             json!({ "tokens": growth.tokens, "live_ms": live, "simulated_ms": simulated, "times": growth.times })
         });
         json!({
-            "trace": self.trace, "cut_to_context": self.cut, "settled": self.settled, "replanned": self.replanned, "groups": groups,
+            "trace": self.trace, "cut_to_context": self.cut, "settled": self.settled, "replanned": self.replanned,
+            "behind_over_before": self.behind, "groups": groups,
             "step_overhead_ms": overheads.step.0 * 1e3,
             "request_overhead_ms": overheads.request.0 * 1e3,
             "whole_overhead_ms": overheads.whole.0 * 1e3,
@@ -389,9 +405,10 @@ mod tests {
         let (processors, busy, leaders, crowd) = (2.0, 0.5, Vec::new(), None);
         let simulated = SimulatedReplay { calibration, contention, crowd, groups, processors, busy, outcome, leaders };
         let live = Report::new(&run, |_| 10, Vec::new());
-        let (settled, replanned) = (true, false);
+        let (settled, replanned, behind) = (true, false, Some(1.25));
         let processors = ProcessorUse { peers: 0.7, others: Some(0.05) };
-        ReplayComparison { trace: "a.csv".into(), cut: 1, live, terms, simulated, settled, replanned, processors }
+        let trace = "a.csv".into();
+        ReplayComparison { trace, cut: 1, live, terms, simulated, settled, replanned, behind, processors }
     }
 
     #[test]
@@ -465,6 +482,16 @@ mod tests {
         assert!(has(&found, said), "{:?}", found.lines());
         assert_eq!((&found.json()["step_measured_ms"], &found.json()["step_overhead_ms"]), (&json!(-1.0), &json!(0.0)));
         assert_eq!(found.json()["prompt_growth"]["times"], json!(1.125));
+    }
+
+    #[test]
+    fn that_the_machine_was_slower_behind_the_trace_is_told() {
+        let found = compared(1.0);
+        let has = |found: &ReplayComparison, words: &str| found.lines().iter().any(|line| line.contains(words));
+        assert!(has(&found, "took 1.25 times as long behind the trace") && !has(&found, "before the trace only"));
+        assert_eq!(found.json()["behind_over_before"], json!(1.25));
+        let cut = ReplayComparison { behind: None, ..found };
+        assert!(has(&cut, "before the trace only") && cut.json()["behind_over_before"].is_null());
     }
 
     #[test]

@@ -48,6 +48,12 @@ pub(super) struct AskedTogether {
 }
 
 impl AskedTogether {
+    /// The same, asked once more.
+    pub fn again(&mut self, Self { rounds, took, .. }: Self) {
+        self.rounds.extend(rounds);
+        self.took += took;
+    }
+
     /// Requests and tokens of answers, in a second.
     pub fn rates(&self) -> (f64, f64) {
         let requests = (self.rounds.len() * self.at_once) as f64 / self.took.as_secs_f64().max(1e-9);
