@@ -326,12 +326,16 @@ async fn replayed(
         let _ = log.look().await;
     }
     // With another plan, or where somebody has had enough, it would not be the same.
-    if live.unsent + live.cut == 0 && asking.target.peer.view().await?.plan_id == before.plan_id {
+    let is_the_same = async { asking.target.peer.view().await.is_ok_and(|view| view.plan_id == before.plan_id) };
+    if live.unsent + live.cut == 0 && is_the_same.await {
         let bar = self::spinner("asking the same again behind the trace".into());
         let pass = asking.pass(BEHIND, &trace.planned, hosting, context);
         let pass = interrupts.unless(Box::pin(pass)).await;
         bar.finish_and_clear();
-        alone = alone.and_behind(pass?);
+        // What the trace showed is not lost to who ends this, nor to a request that fails.
+        if let Ok(pass) = pass {
+            alone = alone.and_behind(pass);
+        }
     }
     let behind = alone.behind;
     let views = SwarmViews { before: &before, in_force: in_force.longest().unwrap_or(&before) };

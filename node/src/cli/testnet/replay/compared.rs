@@ -145,8 +145,7 @@ impl ReplayComparison {
             Some(times) => format!(
                 "requests alone took {times:.2} times as long behind the trace as before it: what they say is of both"
             ),
-            None => "requests were asked alone before the trace only: with another plan, or after a trace that was cut short, they would say \
-                     nothing of it"
+            None => "requests were asked alone before the trace only: another plan is in force behind it, or it was ended early"
                 .into(),
         }
     }
