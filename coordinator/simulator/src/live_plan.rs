@@ -74,6 +74,21 @@ impl Overheads {
 /// Part of the processors that steps get, whatever else is measured to use them.
 const LEAST_LEFT: f64 = 0.1;
 
+/// How much longer than profiles say prompts take, or shorter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PromptSpeed {
+    /// What of a step grows with its prompts takes so many times as long.
+    pub times: f64,
+    /// What each step with a prompt in it takes beside that.
+    pub step: Seconds,
+}
+
+impl Default for PromptSpeed {
+    fn default() -> Self {
+        Self { times: 1.0, step: Seconds(0.0) }
+    }
+}
+
 /// How requests are run.
 #[derive(Clone, Debug)]
 pub struct LivePlanRun {
@@ -83,8 +98,8 @@ pub struct LivePlanRun {
     pub split: SplitChoice,
     /// What each step takes beside its layers.
     pub step: Seconds,
-    /// So many times as long as profiles say takes what of a step grows with its prompts.
-    pub prompts: f64,
+    /// How prompts are beside what profiles say.
+    pub prompts: PromptSpeed,
     /// Processors of each host.
     pub cores: Vec<f64>,
     /// As many of them as what is done beside steps leaves.
@@ -271,10 +286,15 @@ impl<'a> LivePlan<'a> {
 struct Stepped {
     cost: Pipeline,
     step: Seconds,
-    prompts: f64,
+    prompts: PromptSpeed,
 }
 
 impl Stepped {
+    /// What a batch takes beside what its stages compute.
+    fn beside(&self, batch: &Batch) -> Seconds {
+        if batch.prompts > 0 { self.step + self.prompts.step } else { self.step }
+    }
+
     /// A time that a batch takes, of which what grows with its prompts takes so many times as long.
     fn grown(&self, batch: &Batch, time: impl Fn(&Batch) -> Seconds) -> Seconds {
         let whole = time(batch);
@@ -282,13 +302,13 @@ impl Stepped {
             return whole;
         }
         let fixed = time(&Batch { prompt_tokens: 0, prompt_squares: 0, ..*batch });
-        fixed + (whole - fixed) * self.prompts
+        fixed + (whole - fixed) * self.prompts.times
     }
 }
 
 impl IterationCost for Stepped {
     fn iteration(&self, batch: &Batch) -> Seconds {
-        self.grown(batch, |batch| self.cost.iteration(batch)) + self.step
+        self.grown(batch, |batch| self.cost.iteration(batch)) + self.beside(batch)
     }
 
     fn delay(&self, batch: &Batch) -> Seconds {
@@ -304,7 +324,7 @@ impl IterationCost for Stepped {
     }
 
     fn kv_transfer(&self, place: usize, batch: &Batch) -> Seconds {
-        let rest = if place + 1 == self.cost.stages() { self.step } else { Seconds(0.0) };
+        let rest = if place + 1 == self.cost.stages() { self.beside(batch) } else { Seconds(0.0) };
         self.cost.kv_transfer(place, batch) + rest
     }
 }

@@ -13,7 +13,7 @@ use tsnode_protocol::{
     Advert, Epoch, Group, GroupId, LayerProfile, LayerRange, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
 };
 use tsnode_simulator::{
-    live_plan::{LivePlan, LivePlanError, LivePlanRun, Resident},
+    live_plan::{LivePlan, LivePlanError, LivePlanRun, PromptSpeed, Resident},
     shared_peer::SharedPeer,
     trace::beside,
 };
@@ -47,7 +47,8 @@ fn usual() -> LivePlanRun {
     let (dispatch, split) = (Dispatch::Live, SplitChoice::Always);
     let (cores, contention) = (vec![1.0], Contention::default());
     let (step, left, hosts) = (Seconds(0.0), cores.clone(), BTreeMap::new());
-    LivePlanRun { dispatch, split, step, prompts: 1.0, left, cores, hosts, contention }
+    let prompts = PromptSpeed::default();
+    LivePlanRun { dispatch, split, step, prompts, left, cores, hosts, contention }
 }
 
 /// One request alone: four layers by their profile, and behind them the output head by the device's speeds.
@@ -62,8 +63,10 @@ fn a_request_alone_takes_what_profiles_say() {
     let [a, b, c] = PREFILL;
     let first = 4.0 * (a + b * 100.0 + c * 1e4) + head + logits;
     let step = |context: f64| 4.0 * (DECODE[0] + DECODE[1] * context + DECODE[2]) + head + logits;
-    for overhead in [0.0, 0.25] {
-        let how = LivePlanRun { step: Seconds(overhead), ..usual() };
+    for (overhead, prompt) in [(0.0, 0.0), (0.25, 0.0), (0.25, 0.5)] {
+        let prompts = PromptSpeed { step: Seconds(prompt), ..PromptSpeed::default() };
+        let how = LivePlanRun { step: Seconds(overhead), prompts, ..usual() };
+        let first = first + prompt;
         let trace = run(&adverts, &plan, &[(0.0, 100, 3)], &how).traces[0];
         assert!((trace.first.0 / (first + overhead) - 1.0).abs() < 1e-9, "{trace:?}, not {first}");
         let whole = first + step(101.0) + step(102.0) + 3.0 * overhead;
@@ -76,7 +79,8 @@ fn a_request_alone_takes_what_profiles_say() {
 fn prompts_grow_as_they_were_measured_to() {
     let adverts = swarm(1);
     let plan = planned(&adverts);
-    let times = |prompts: f64, tokens: u32| {
+    let times = |times: f64, tokens: u32| {
+        let prompts = PromptSpeed { times, ..PromptSpeed::default() };
         let trace = run(&adverts, &plan, &[(0.0, tokens, 9)], &LivePlanRun { prompts, ..usual() }).traces[0];
         (trace.first.0, (trace.end - trace.first).0)
     };
@@ -169,7 +173,7 @@ fn peers_beside_each_other_lose_what_was_measured() {
         traces.iter().map(|t| (t.first.0, (t.end - t.first).0)).collect::<Vec<_>>()
     };
     let alone = times(Contention::default());
-    let beside = times(Contention { prompts: curve(1.5), answers: curve(1.25) });
+    let beside = times(Contention { prompts: curve(1.5), answers: curve(1.25), ..Contention::default() });
     for ((prompt, answer), (longer_prompt, longer_answer)) in alone.iter().zip(&beside) {
         assert!((longer_prompt / prompt - 1.5).abs() < 1e-6, "{longer_prompt} of {prompt}");
         assert!((longer_answer / answer - 1.25).abs() < 1e-6, "{longer_answer} of {answer}");

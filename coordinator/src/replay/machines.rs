@@ -11,7 +11,7 @@ mod stages;
 mod tasks;
 
 pub use changes::OpeningMachine;
-pub use contention::{Contention, ContentionCurve};
+pub use contention::{Contention, ContentionCurve, Oversubscription};
 pub use cores::SharedCores;
 pub use kv_links::{Alike, KvLinks};
 pub use replayed::{Arrival, Outcome, ReplayTrace, SoFar};

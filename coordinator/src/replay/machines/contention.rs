@@ -57,12 +57,29 @@ pub struct Contention {
     pub prompts: ContentionCurve,
     /// Of a step of answers alone.
     pub answers: ContentionCurve,
+    /// How much longer steps of both kinds take than a thread's share of its host's processors says, by threads a processor: each that has
+    /// its turn finds caches that another has filled.
+    pub oversubscribed: Oversubscription,
+}
+
+/// So many times as long, by how many threads compute on each processor of a host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Oversubscription {
+    /// Of a step with a prompt in it.
+    pub prompts: ContentionCurve,
+    /// Of a step of answers alone.
+    pub answers: ContentionCurve,
 }
 
 impl Contention {
-    /// So many times as long a batch takes while so many processors compute, its own among them.
-    pub(super) fn times(&self, batch: &Batch, busy: f64) -> f64 {
-        if batch.prompts > 0 { self.prompts.at(busy) } else { self.answers.at(busy) }
+    /// So many times as long a batch takes while so many processors compute, its own among them, each of its host with so many threads.
+    pub(super) fn times(&self, batch: &Batch, busy: f64, threads_each: f64) -> f64 {
+        let Self { prompts, answers, oversubscribed } = self;
+        if batch.prompts > 0 {
+            prompts.at(busy) * oversubscribed.prompts.at(threads_each)
+        } else {
+            answers.at(busy) * oversubscribed.answers.at(threads_each)
+        }
     }
 }
 
@@ -91,15 +108,17 @@ mod tests {
             assert_eq!(ContentionCurve::measured(alone, [(2.0, 1.5)]).at(2.0), 1.0, "{alone}");
         }
         let nothing = Contention::default();
-        assert_eq!([0.0, 1.0, 8.0].map(|busy| nothing.times(&Batch::prompt(5), busy)), [1.0; 3]);
+        assert_eq!([0.0, 1.0, 8.0].map(|busy| nothing.times(&Batch::prompt(5), busy, busy)), [1.0; 3]);
     }
 
     #[test]
     fn a_step_with_a_prompt_is_a_prompts() {
         let curve = |times| ContentionCurve::measured(1.0, [(2.0, times)]);
-        let both = Contention { prompts: curve(1.5), answers: curve(1.25) };
-        let of = |batch: Batch| both.times(&batch, 2.0);
+        let oversubscribed = Oversubscription { prompts: curve(1.1), answers: curve(1.2) };
+        let both = Contention { prompts: curve(1.5), answers: curve(1.25), oversubscribed };
+        let of = |batch: Batch| both.times(&batch, 2.0, 1.0);
         let answers = Batch::answers(3, 90);
         assert_eq!([of(Batch::prompt(9)), of(Batch::prompt(9).with_answers(3, 90)), of(answers)], [1.5, 1.5, 1.25]);
+        assert_eq!([both.times(&answers, 2.0, 2.0), both.times(&Batch::prompt(9), 1.0, 4.0)], [1.25 * 1.2, 1.1]);
     }
 }

@@ -61,7 +61,11 @@ impl SharedCores {
             (Some(left), Some(threads)) if threads > left => left / threads,
             _ => 1.0,
         };
-        part / self.contention.times(batch, self.busy(threads))
+        let each = match (threads.get(host), self.cores.get(host)) {
+            (Some(threads), Some(cores)) if *cores > 0.0 => threads / cores,
+            _ => 1.0,
+        };
+        part / self.contention.times(batch, self.busy(threads), each)
     }
 }
 
@@ -177,7 +181,8 @@ mod tests {
     /// Prompts beside another take one and a half times as long, beside two others twice; answers' steps beside another one and a quarter.
     fn contention() -> Contention {
         let curve = |points: &[(f64, f64)]| ContentionCurve::measured(1.0, points.iter().copied());
-        Contention { prompts: curve(&[(2.0, 1.5), (3.0, 2.0)]), answers: curve(&[(2.0, 1.25)]) }
+        let (prompts, answers) = (curve(&[(2.0, 1.5), (3.0, 2.0)]), curve(&[(2.0, 1.25)]));
+        Contention { prompts, answers, ..Contention::default() }
     }
 
     /// A processor for each. Until 0.5 s the first computes alone; then three do, at half their speed, and it ends after another second.

@@ -24,9 +24,9 @@ enum Departure {
 /// Two groups of two stages and a spare peer: whoever goes, one group stands and the other is made anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_stage_of_a_group_may_go_and_no_stream_notices() {
-    // Four milliseconds from stage to stage, so that 900 tokens take over seven seconds: answers that are still running when the
-    // plan has changed, on any machine. With one it was 2.3 s, which a plan on a busy machine outlasts.
-    let flags = ["--layout", "mixed=2,mixed=2", "--shape-ms", "4"];
+    // Seven milliseconds a token, so that 900 take over six seconds: answers that are still running when the plan has
+    // changed, on any machine. With one it was 2.3 s, which a plan on a busy machine outlasts.
+    let flags = ["--layout", "mixed=2,mixed=2", "--shape-ms", "7"];
     let mut net = Net::up_beside(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
     await_both_groups(&net).await;
     let undisturbed = stream(&net).await.rest().await.0;

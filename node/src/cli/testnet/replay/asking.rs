@@ -168,13 +168,17 @@ impl Asking<'_> {
     async fn crowd(&self, pass: Pass, request: PlannedRequest, at_once: usize) -> Result<AskedCrowd, Exit> {
         let mut series = LoneSeries::of(vec![request; at_once * ROUNDS]);
         let bounds = LoadBounds { concurrency: at_once, ..ONE };
+        let mut rounds = Vec::new();
         for round in 0..ROUNDS {
             let before = self.used();
             let seed = self.seed_of(pass, CROWDED | round as u64);
             let run = self.all(seed, series.part(round, at_once), bounds, pending(), |_, _| {}).await;
-            series.add(run, self.used() - before);
+            let used = self.used() - before;
+            rounds.push(self.computed(&run.outcomes).await);
+            series.add(run, used);
         }
-        Ok(AskedCrowd { at_once, asked: series.ended()? })
+        let rounds = AskedTogether { at_once, answer: request.answer, rounds, took: series.run.took };
+        Ok(AskedCrowd { asked: series.ended()?, rounds })
     }
 
     /// The trace's requests at their times.

@@ -9,10 +9,18 @@ use crate::cli::bench::serve::{
 };
 use tsnode_coordinator::replay::machines::{Outcome, ReplayTrace};
 use tsnode_protocol::Seconds;
-use tsnode_simulator::{live_plan::Overheads, percentile::Sorted};
+use tsnode_simulator::{
+    live_plan::{Overheads, PromptSpeed},
+    percentile::Sorted,
+};
 
 /// Prompts that took less than so many times as long as profiles say, or more, were held up by something else.
 const GROWTH: std::ops::RangeInclusive<f64> = 0.5..=4.0;
+/// How often what grows with prompts and what does not are told apart, each beside what the other was before: each time they are three times
+/// as near to what both lengths took.
+const ROUNDS: usize = 5;
+/// What a prompt's step is tried with to see how many of them a prompt has (s).
+const STEP_TRIED: f64 = 1e-3;
 /// Prompts of one length of which it must be known what they took: by fewer their median is chance.
 const PROMPTS: usize = 3;
 
@@ -82,9 +90,9 @@ impl AskedAlone {
 
 /// Rounds of requests at once for which there are not processors enough.
 pub(super) struct AskedCrowd {
-    /// Of each round.
-    pub at_once: usize,
     pub asked: AskedAlone,
+    /// Where those of each round were computed.
+    pub rounds: AskedTogether,
 }
 
 /// What was asked in one pass: one after another, and some at once.
@@ -120,6 +128,8 @@ pub(super) struct Calibration {
     pub signed: SignedOverheads,
     /// How prompts grow with their length; none where that was not measured.
     pub growth: Option<PromptGrowth>,
+    /// What each step with a prompt in it takes more than any step does.
+    pub prompt_step: Seconds,
 }
 
 /// Overheads as measured (s). What is less than nothing is taken for nothing: simulated requests then take longer than real ones.
@@ -143,9 +153,9 @@ pub(super) struct PromptGrowth {
 }
 
 impl Calibration {
-    /// What of a prompt grows with its length takes so many times as long as profiles say.
-    pub fn prompts(&self) -> f64 {
-        self.growth.map_or(1.0, |growth| growth.times)
+    /// How much longer prompts take than profiles say.
+    pub fn prompts(&self) -> PromptSpeed {
+        PromptSpeed { times: self.growth.map_or(1.0, |growth| growth.times), step: self.prompt_step }
     }
 }
 
@@ -186,18 +196,28 @@ impl Alone {
     /// What longer answers take more is steps alone: the first token's way to who asked hides some of those that follow it. But what slows
     /// the answers of one length down is half as much again in what is left for the end, and an end goes a first token's way, with
     /// nothing more to wait for: where it seems to take longer than one, that is steps, by all that is behind first tokens.
-    pub fn calibration(&self, threads: f64, simulate: impl Fn(Seconds, f64) -> Outcome) -> Calibration {
-        let plain = simulate(Seconds(0.0), 1.0);
+    ///
+    /// Of what is left until a first token, as much as its gateway saw the prompt's own steps take is these steps': they keep the peer and its
+    /// processor from others meanwhile, as what is beside them does not.
+    pub fn calibration(&self, threads: f64, simulate: impl Fn(Seconds, PromptSpeed) -> Outcome) -> Calibration {
+        let plain = simulate(Seconds(0.0), PromptSpeed::default());
         let with = |step: f64| {
             let simulate = |prompts| simulate(Seconds(step.max(0.0)), prompts);
-            let growth = self.growth(simulate);
-            let stepped = simulate(growth.map_or(1.0, |growth| growth.times));
+            let mut prompts = PromptSpeed::default();
+            let mut growth = None;
+            // What grows is known beside what does not, and the other way round: longer prompts may have more steps.
+            for _ in 0..ROUNDS {
+                growth = self.growth(|times| simulate(PromptSpeed { times, ..prompts }));
+                prompts.times = growth.map_or(1.0, |growth: PromptGrowth| growth.times);
+                prompts.step = self.prompt_step(|step| simulate(PromptSpeed { step, ..prompts }));
+            }
+            let stepped = simulate(prompts);
             let (request, whole) = (self.to_first(&stepped), self.to_end(&stepped));
-            (SignedOverheads { step, request, whole }, growth, stepped)
+            (SignedOverheads { step, request, whole }, (growth, prompts.step), stepped)
         };
-        let (mut signed, mut growth, mut stepped) = with(self.step_by_lengths(&plain));
+        let (mut signed, (mut growth, mut prompt_step), mut stepped) = with(self.step_by_lengths(&plain));
         if signed.whole > signed.request {
-            (signed, growth, stepped) = with(self.step_behind_first(&plain));
+            (signed, (growth, prompt_step), stepped) = with(self.step_behind_first(&plain));
             signed.whole = signed.request;
         }
         let beside = self.asked.each_ref().map(|asked| asked.beside(&stepped, threads, self.idle));
@@ -205,7 +225,7 @@ impl Alone {
         let asked = Seconds((beside[0] - token.0 * f64::from(self.asked[0].answer())).max(0.0));
         let [step, request, whole] = [signed.step, signed.request, signed.whole].map(|time| Seconds(time.max(0.0)));
         let overheads = Overheads { step, request, whole, idle: self.idle, asked, token };
-        Calibration { overheads, signed, growth }
+        Calibration { overheads, signed, growth, prompt_step }
     }
 
     /// How many tokens more the longer answers have.
@@ -218,11 +238,7 @@ impl Alone {
     /// the steps that a longer one has more: what they take is known by prompts of which nothing grows.
     fn growth(&self, simulate: impl Fn(f64) -> Outcome) -> Option<PromptGrowth> {
         let [usual, longer] = [&self.asked[0], self.longer.as_ref()?];
-        let took = |asked: &[&AskedAlone]| {
-            let all: Vec<f64> = asked.iter().flat_map(|asked| &asked.computed).map(|c| c.prompt.took).collect();
-            (all.len() >= PROMPTS).then(|| Sorted::new(all.into_iter()).at(0.5))
-        };
-        let live = took(&[longer])? - took(&self.asked.each_ref())?;
+        let live = prompts_took(&[longer])? - prompts_took(&self.asked.each_ref())?;
         let more = |prompts: f64| {
             let outcome = simulate(prompts);
             let took = |asked: &AskedAlone| asked.of(&outcome, |t| (t.first - t.prompt_start).0).at(0.5);
@@ -233,6 +249,18 @@ impl Alone {
         let times = || ((live - fixed) / (simulated - fixed)).clamp(*GROWTH.start(), *GROWTH.end());
         let tokens = [usual, longer].map(|asked| asked.lengths().0);
         is_sound.then(|| PromptGrowth { tokens, live, simulated, times: times() })
+    }
+
+    /// What each step of a usual prompt takes more than is simulated where it takes so much; nothing where that is not known.
+    fn prompt_step(&self, simulate: impl Fn(Seconds) -> Outcome) -> Seconds {
+        let Some(live) = prompts_took(&self.asked.each_ref()) else { return Seconds(0.0) };
+        let took = |step: f64| self.asked[0].of(&simulate(Seconds(step)), |t| (t.first - t.prompt_start).0).at(0.5);
+        let (without, with) = (took(0.0), took(STEP_TRIED));
+        let steps = ((with - without) / STEP_TRIED).round().max(1.0);
+        let step = (live - without) / steps;
+        // A first token's way, and an end's, are no shorter than nothing.
+        let most = self.asked.iter().map(|asked| asked.live(Metric::Ttft)).fold(f64::INFINITY, f64::min) - without;
+        if step.is_finite() { Seconds(step.clamp(0.0, (most / steps).max(0.0))) } else { Seconds(0.0) }
     }
 
     /// What each step takes more than is simulated without anything beside it, by what longer answers take more (s).
@@ -263,6 +291,12 @@ impl Alone {
     fn to_end(&self, stepped: &Outcome) -> f64 {
         self.asked[1].live(Metric::E2el) - self.asked[1].of(stepped, whole).at(0.5)
     }
+}
+
+/// The median of what prompts' steps took by their gateway's traces (s), if enough of them are known.
+fn prompts_took(asked: &[&AskedAlone]) -> Option<f64> {
+    let all: Vec<f64> = asked.iter().flat_map(|asked| &asked.computed).map(|c| c.prompt.took).collect();
+    (all.len() >= PROMPTS).then(|| Sorted::new(all.into_iter()).at(0.5))
 }
 
 /// From a request's coming to its end (s).
@@ -323,9 +357,13 @@ mod tests {
             traces: [24, 24, 72, 72].map(|answer| trace(answer, step.0)).into(),
             ..Outcome::default()
         };
-        let Calibration { overheads: found, signed, growth } = alone.calibration(1.0, simulate);
+        let Calibration { overheads: found, signed, growth, prompt_step } = alone.calibration(1.0, simulate);
         assert_eq!((signed.step, signed.request, signed.whole), (found.step.0, found.request.0, found.whole.0));
-        assert_eq!(growth, None, "prompts of one length were asked");
+        assert_eq!(
+            (growth, prompt_step.0),
+            (None, 0.0),
+            "prompts of one length were asked, and no traces of them seen"
+        );
         assert!(near(found.step.0, 1.5), "{found:?}");
         // 30 ms, of which 4 + 1.5 are the prompt's step; and 10 + 2 · 72 ms, of which 5.5 + 71 · 2 are steps.
         assert!(near(found.request.0, 24.5) && near(found.whole.0, 6.5), "{found:?}");
@@ -333,7 +371,7 @@ mod tests {
         assert!(near(found.token.0, 1.0) && near(found.asked.0, 1.5), "{found:?}");
         let left = found.left(&[2.0], 10.0, 100.0)[0];
         assert!((left - (2.0 - 0.25 - 0.015 - 0.1)).abs() < 1e-9, "{left}");
-        let seen = |metric| sorted(&simulate(found.step, 1.0), metric, &found).at(0.0);
+        let seen = |metric| sorted(&simulate(found.step, PromptSpeed::default()), metric, &found).at(0.0);
         assert!(near(seen(Metric::Ttft), 30.0) && near(seen(Metric::E2el), 58.0));
         let short = ReplayTrace { end: Seconds(6e-3), ..trace(24, 1.5e-3) };
         let outcome = Outcome { traces: vec![short], ..Outcome::default() };
@@ -352,10 +390,10 @@ mod tests {
             traces: [24, 72].map(|answer| trace(answer, (40e-3, 8e-3), step.0)).into(),
             ..Outcome::default()
         };
-        let plain = simulate(Seconds(0.0), 1.0);
+        let plain = simulate(Seconds(0.0), PromptSpeed::default());
         let by_lengths = alone.step_by_lengths(&plain);
         assert!((by_lengths - (0.457 / 48.0 - 8e-3)).abs() < 1e-9, "{by_lengths}");
-        assert!(alone.to_end(&simulate(Seconds(by_lengths), 1.0)) > 0.04);
+        assert!(alone.to_end(&simulate(Seconds(by_lengths), PromptSpeed::default())) > 0.04);
         // Behind first tokens steps took three and two milliseconds more than their layers.
         let found = alone.calibration(1.0, simulate).overheads;
         assert!(near(found.step.0, 2.5) && near(found.request.0, 7.5), "{found:?}");
@@ -380,8 +418,10 @@ mod tests {
     }
 
     /// By profiles 4 ms whatever the prompt, in one step or in two, and one for each of its tokens so many times; answers' steps of 10 ms.
-    fn by_profiles(step: Seconds, times: f64) -> Outcome {
-        let prompt = |tokens: u32, steps: f64| steps * (4e-3 + step.0) - step.0 + f64::from(tokens) * 1e-3 * times;
+    fn by_profiles(step: Seconds, prompts: PromptSpeed) -> Outcome {
+        let PromptSpeed { times, step: own } = prompts;
+        let prompt =
+            |tokens: u32, steps: f64| steps * (4e-3 + own.0 + step.0) - step.0 + f64::from(tokens) * 1e-3 * times;
         let of = |(tokens, steps, answer): (u32, f64, u32)| {
             let mut trace = trace(answer, (prompt(tokens, steps), 10e-3), step.0);
             trace.arrival.asked.prompt = tokens;
@@ -391,28 +431,42 @@ mod tests {
         Outcome { traces, ..Outcome::default() }
     }
 
-    /// 31 tokens more took 66 ms more, of which four are another step's: twice as long as the millisecond of profiles.
+    /// Nine tokens took 25 ms in one step, and forty 91 in two: 4 and p and nine times t, and twice 4 and p and forty times t.
     #[test]
-    fn what_of_prompts_grows_is_held_against_longer_ones() {
+    fn what_of_prompts_grows_is_told_apart_from_what_each_of_their_steps_takes() {
         let alone = with_longer_prompts([25e-3, 91e-3], 91 * MS);
         let found = alone.calibration(1.0, by_profiles);
         let growth = found.growth.unwrap();
-        assert!((growth.times - 2.0).abs() < 1e-6 && growth.tokens == [9, 40], "{growth:?}");
-        assert!(near(growth.live, 66.0) && near(growth.simulated, 35.0), "{growth:?}");
-        // Of 25 ms four are every prompt's, and 18 its tokens'.
-        assert!(near(found.signed.request, 3.0) && found.prompts() == growth.times, "{found:?}");
+        assert!((growth.times - 41.0 / 22.0).abs() < 5e-3 && growth.tokens == [9, 40], "{growth:?}");
+        assert!((found.prompt_step.0 * 1e3 - (21.0 - 9.0 * 41.0 / 22.0)).abs() < 0.05, "{found:?}");
+        // Nothing is left for what is beside steps.
+        assert!(near(growth.live, 66.0) && found.signed.request.abs() < 1e-4, "{found:?}");
         let first = by_profiles(found.overheads.step, found.prompts());
         let longest = sorted(&first, Metric::Ttft, &found.overheads).at(1.0);
-        assert!(near(longest, 91.0), "both lengths come to what they took: {longest}");
+        assert!((longest * 1e3 - 91.0).abs() < 0.2, "both lengths come to what they took: {longest}");
+    }
+
+    /// A first token after 28 ms, of which its gateway saw 25 in the prompt's step: three are on the way.
+    #[test]
+    fn what_is_on_a_first_tokens_way_keeps_no_peer_from_others() {
+        let mut alone = with_longer_prompts([25e-3, 29e-3], 29 * MS);
+        alone.longer = None;
+        alone.asked = alone.asked.map(|asked| {
+            let answer = asked.answer();
+            let first = 28 * MS;
+            AskedAlone { computed: asked.computed, ..self::asked(answer, (first, first + (answer - 1) * 10 * MS), 0.0) }
+        });
+        let found = alone.calibration(1.0, by_profiles);
+        assert!(near(found.prompt_step.0, 12.0) && near(found.signed.request, 3.0), "{found:?}");
     }
 
     #[test]
     fn prompts_that_say_nothing_of_their_growth_change_nothing() {
         // Ten times as long was held up by something else.
-        assert_eq!(with_longer_prompts([25e-3, 0.339], 339 * MS).calibration(1.0, by_profiles).prompts(), 4.0);
+        assert_eq!(with_longer_prompts([25e-3, 0.339], 339 * MS).calibration(1.0, by_profiles).prompts().times, 4.0);
         for took in [[25e-3, 20e-3], [25e-3, 29e-3 - 1e-6], [25e-3, f64::NAN]] {
             let found = with_longer_prompts(took, 91 * MS).calibration(1.0, by_profiles);
-            assert_eq!((found.growth, found.prompts()), (None, 1.0), "{took:?}");
+            assert_eq!((found.growth, found.prompts().times), (None, 1.0), "{took:?}");
         }
         let mut few = with_longer_prompts([25e-3, 91e-3], 91 * MS);
         few.longer.as_mut().unwrap().computed.truncate(PROMPTS - 1);
@@ -422,7 +476,8 @@ mod tests {
     /// A first token that comes sooner than is simulated is told, though nothing is taken off for it.
     #[test]
     fn what_is_less_than_nothing_is_told_before_it_is_left_out() {
-        let found = with_longer_prompts([10e-3, 47e-3], 47 * MS).calibration(1.0, |step, _| by_profiles(step, 1.0));
+        let found = with_longer_prompts([10e-3, 47e-3], 47 * MS)
+            .calibration(1.0, |step, _| by_profiles(step, PromptSpeed::default()));
         assert!(near(found.signed.request, -3.0), "{found:?}");
         assert_eq!((found.overheads.request, found.overheads.whole), (Seconds(0.0), Seconds(0.0)));
     }

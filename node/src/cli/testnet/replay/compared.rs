@@ -11,7 +11,7 @@ use crate::cli::{
     exit::{Exit, ExitKind},
 };
 use serde_json::{Value, json};
-use tsnode_coordinator::replay::machines::Contention;
+use tsnode_coordinator::replay::machines::{Contention, Oversubscription};
 use tsnode_simulator::plot::{Plot, Scale};
 
 /// How far medians and P90 of first tokens and whole answers may be off, and throughput, where nothing else is asked for.
@@ -115,6 +115,10 @@ impl ReplayComparison {
             time(overheads.whole.0)
         ));
         lines.extend(self.signed());
+        lines.push(format!(
+            "a step with a prompt in it takes {} more than others do beside their layers",
+            time(calibration.prompt_step.0)
+        ));
         lines.push(self.grown());
         lines.push(format!(
             "beside steps {:.2} processors are used while nothing is asked, and {} of one for each request and {} for each token",
@@ -123,6 +127,9 @@ impl ReplayComparison {
             time(overheads.token.0)
         ));
         lines.push(self.contended());
+        lines.extend(self.oversubscribed().into_iter().map(|(each, prompts, answers)| {
+            format!("{each:.2} threads a processor take {prompts:.2} times as long as their share says for prompts, {answers:.2} for answers")
+        }));
         lines.extend(self.crowded());
         lines.push(format!(
             "peers used {:.2} of {processors} processors, the simulator's computed on {busy:.2}",
@@ -178,14 +185,23 @@ impl ReplayComparison {
 
     /// Processors that computed at once, and how many times as long as alone prompts took then, and steps of answers.
     fn contention(&self) -> Vec<(f64, f64, f64)> {
-        let Contention { prompts, answers } = &self.simulated.contention;
+        let Contention { prompts, answers, .. } = &self.simulated.contention;
         let mut busy: Vec<f64> = prompts.points().iter().chain(answers.points()).map(|(busy, _)| *busy).collect();
         busy.sort_by(f64::total_cmp);
         busy.dedup();
         busy.into_iter().map(|busy| (busy, prompts.at(busy), answers.at(busy))).collect()
     }
 
-    /// The same in words.
+    /// Threads a processor, and so many times as long as their share says prompts took then, and steps of answers.
+    fn oversubscribed(&self) -> Vec<(f64, f64, f64)> {
+        let Oversubscription { prompts, answers } = &self.simulated.contention.oversubscribed;
+        let mut each: Vec<f64> = prompts.points().iter().chain(answers.points()).map(|(each, _)| *each).collect();
+        each.sort_by(f64::total_cmp);
+        each.dedup();
+        each.into_iter().map(|each| (each, prompts.at(each), answers.at(each))).collect()
+    }
+
+    /// What is lost side by side, in words.
     fn contended(&self) -> String {
         let one = |(busy, prompts, answers): (f64, f64, f64)| {
             format!(
@@ -309,6 +325,11 @@ impl ReplayComparison {
             .into_iter()
             .map(|(busy, prompts, answers)| json!({ "processors": busy, "prompts": prompts, "answers": answers }))
             .collect();
+        let oversubscribed: Vec<Value> = self
+            .oversubscribed()
+            .into_iter()
+            .map(|(each, prompts, answers)| json!({ "threads_each": each, "prompts": prompts, "answers": answers }))
+            .collect();
         let crowd = self.simulated.crowd.as_ref().map(|CrowdComparison { at_once, times }| {
             let time = |t: &CrowdTime| {
                 let name = format!("p{:.0}_{}", t.share * 100.0, t.metric.name());
@@ -316,7 +337,7 @@ impl ReplayComparison {
             };
             json!({ "at_once": at_once, "times": times.iter().map(time).collect::<Vec<Value>>() })
         });
-        let Calibration { overheads, signed, growth } = &self.simulated.calibration;
+        let Calibration { overheads, signed, growth, prompt_step } = &self.simulated.calibration;
         let grown = growth.map(|growth| {
             let (live, simulated) = (growth.live * 1e3, growth.simulated * 1e3);
             json!({ "tokens": growth.tokens, "live_ms": live, "simulated_ms": simulated, "times": growth.times })
@@ -328,9 +349,10 @@ impl ReplayComparison {
             "request_overhead_ms": overheads.request.0 * 1e3,
             "whole_overhead_ms": overheads.whole.0 * 1e3,
             "step_measured_ms": signed.step * 1e3, "request_measured_ms": signed.request * 1e3,
-            "whole_measured_ms": signed.whole * 1e3, "prompt_growth": grown,
+            "whole_measured_ms": signed.whole * 1e3, "prompt_step_ms": prompt_step.0 * 1e3, "prompt_growth": grown,
             "idle_processors": overheads.idle, "token_processor_ms": overheads.token.0 * 1e3,
-            "request_processor_ms": overheads.asked.0 * 1e3, "contention": contention, "crowd": crowd,
+            "request_processor_ms": overheads.asked.0 * 1e3, "contention": contention,
+            "oversubscribed": oversubscribed, "crowd": crowd,
             "processors": self.simulated.processors, "processors_used": self.processors.peers,
             "processors_of_others": self.processors.others,
             "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
@@ -513,11 +535,15 @@ mod tests {
         assert_eq!(found.json()["contention"], json!([]));
         let curve = |points: &[(f64, f64)]| ContentionCurve::measured(1.0, points.iter().copied());
         let (prompts, answers) = (curve(&[(2.0, 1.5), (4.0, 2.5)]), curve(&[(2.0, 1.25)]));
-        found.simulated.contention = Contention { prompts, answers };
+        let oversubscribed = Oversubscription { prompts: curve(&[(4.0, 1.1)]), answers: curve(&[]) };
+        found.simulated.contention = Contention { prompts, answers, oversubscribed };
         let line = "beside a peer alone, 2 processors that compute at once take 1.50 times as long for prompts, 1.25 for answers; \
                     4 processors that compute at once take 2.50 times as long for prompts, 1.25 for answers";
         assert!(of(&found).is_none() && found.lines().iter().any(|told| told == line), "{:?}", found.lines());
         let told = found.json()["contention"][0].clone();
         assert_eq!(told, json!({ "processors": 2.0, "prompts": 1.5, "answers": 1.25 }));
+        let line = "4.00 threads a processor take 1.10 times as long as their share says for prompts, 1.00 for answers";
+        assert!(found.lines().iter().any(|told| told == line), "{:?}", found.lines());
+        assert_eq!(found.json()["oversubscribed"][0]["prompts"], json!(1.1));
     }
 }

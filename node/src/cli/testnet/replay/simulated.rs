@@ -24,7 +24,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{Advert, DeviceKind, PeerId, Phase, Plan, Seconds};
 use tsnode_simulator::{
-    live_plan::{LivePlan, LivePlanRun, Overheads},
+    live_plan::{LivePlan, LivePlanRun, Overheads, PromptSpeed},
     percentile::Sorted,
 };
 use tsnode_testnet::PeerInfo;
@@ -226,15 +226,16 @@ impl SimulatedReplay {
 
 impl CrowdComparison {
     fn new(
-        AskedCrowd { at_once, asked }: &AskedCrowd,
+        AskedCrowd { asked, rounds }: &AskedCrowd,
         view: &SwarmView,
         (peers, hosts): (&[PeerInfo], &Hosts),
         calibration: &Calibration,
         contention: &Contention,
     ) -> Result<Self, Exit> {
         let (overheads, prompts) = (calibration.overheads, calibration.prompts());
-        let rounds = asked.planned.chunks(*at_once).enumerate();
-        let arrivals: Vec<Arrival> = rounds
+        let at_once = rounds.at_once;
+        let each = asked.planned.chunks(at_once).enumerate();
+        let arrivals: Vec<Arrival> = each
             .flat_map(|(n, round)| round.iter().map(move |p| arrival(n as f64 * APART, p.prompt, p.answer)))
             .collect();
         let (requests, tokens) = asked.rates();
@@ -249,7 +250,7 @@ impl CrowdComparison {
         };
         let of = |metric| [(metric, 0.5), (metric, 0.9)];
         let times = [Metric::Ttft, Metric::E2el].into_iter().flat_map(of).map(time).collect();
-        Ok(Self { at_once: *at_once, times })
+        Ok(Self { at_once, times })
     }
 }
 
@@ -258,10 +259,11 @@ fn contention(
     view: &SwarmView,
     peers: &[PeerInfo],
     hosts: &Hosts,
-    Alone { asked: [_, asked], together, .. }: &Alone,
+    Alone { asked: [_, asked], together, crowd, .. }: &Alone,
     overheads: &Overheads,
 ) -> Contention {
     let left = |requests: f64, tokens: f64| overheads.left(&hosts.cores, requests, tokens);
+    let together = (&together[..], crowd.as_ref().map(|crowd| &crowd.rounds));
     together::contention(&asked.computed, together, hosts.places(&hosts.shared(peers, view)), left)
 }
 
@@ -283,7 +285,7 @@ fn simulated<T>(
         dispatch,
         split: view.split,
         step: Seconds(0.0),
-        prompts: 1.0,
+        prompts: PromptSpeed::default(),
         cores: hosts.cores.clone(),
         left: hosts.cores.clone(),
         hosts: hosts.shared(peers, view),

@@ -4,7 +4,7 @@
 use crate::gateway::Trace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tsnode_coordinator::replay::machines::{Contention, ContentionCurve};
+use tsnode_coordinator::replay::machines::{Contention, ContentionCurve, Oversubscription};
 use tsnode_protocol::PeerId;
 use tsnode_simulator::percentile::Sorted;
 
@@ -105,17 +105,21 @@ impl PeersOnHosts<'_> {
         ComputingPeers { all: self.peers.len(), at_once: self.at_once() }
     }
 
-    /// Threads on each host by which these are computed side by side; none where one peer has two of them, or one processor two threads.
-    fn side_by_side(&self, parts: &[ComputedPart]) -> Option<Vec<f64>> {
+    /// Threads on each host by which these are computed at once; none where one peer has two of them.
+    fn threads_of(&self, parts: &[ComputedPart]) -> Option<Vec<f64>> {
         let peers: BTreeSet<PeerId> = parts.iter().map(|part| part.peer).collect();
         let mut threads = vec![0.0_f64; self.cores.len()];
         for peer in &peers {
             let (host, own) = *self.peers.get(peer)?;
             *threads.get_mut(host)? += own;
         }
-        let is_side_by_side =
-            peers.len() == parts.len() && threads.iter().zip(self.cores).all(|(all, cores)| all <= cores);
-        is_side_by_side.then_some(threads)
+        (peers.len() == parts.len()).then_some(threads)
+    }
+
+    /// The same where no processor has two threads.
+    fn side_by_side(&self, parts: &[ComputedPart]) -> Option<Vec<f64>> {
+        let threads = self.threads_of(parts)?;
+        threads.iter().zip(self.cores).all(|(all, cores)| all <= cores).then_some(threads)
     }
 
     /// Most threads of a peer.
@@ -131,9 +135,30 @@ impl PeersOnHosts<'_> {
 /// [`SharedCores`]: tsnode_coordinator::replay::machines::SharedCores
 pub(super) fn contention(
     alone: &[ComputedRequest],
-    together: &[AskedTogether],
+    (together, crowd): (&[AskedTogether], Option<&AskedTogether>),
     places: PeersOnHosts<'_>,
     left: impl Fn(f64, f64) -> Vec<f64>,
+) -> Contention {
+    let beside = side_by_side(alone, together, places, &left);
+    let Some(crowd) = crowd else { return beside };
+    let (requests, tokens) = crowd.rates();
+    let curve = |part: fn(&ComputedRequest) -> ComputedPart, beside: &ContentionCurve| {
+        let lone = medians(alone.iter().map(part).map(|part| (part.peer, part.took)));
+        let times = crowded(crowd, (part, beside), &lone, places, &left(requests, tokens));
+        let points = medians(times.into_iter()).into_iter();
+        ContentionCurve::measured(1.0, points.map(|(thousandths, times)| (f64::from(thousandths) / 1000.0, times)))
+    };
+    let prompts = curve(|request| request.prompt, &beside.prompts);
+    let answers = curve(|request| request.answer, &beside.answers);
+    Contention { oversubscribed: Oversubscription { prompts, answers }, ..beside }
+}
+
+/// What peers lose to each other that have processors of their own.
+fn side_by_side(
+    alone: &[ComputedRequest],
+    together: &[AskedTogether],
+    places: PeersOnHosts<'_>,
+    left: &impl Fn(f64, f64) -> Vec<f64>,
 ) -> Contention {
     let curve = |part: fn(&ComputedRequest) -> ComputedPart| {
         let lone = medians(alone.iter().map(part).map(|part| (part.peer, part.took)));
@@ -147,10 +172,35 @@ pub(super) fn contention(
     let (prompts, answers) = (curve(|request| request.prompt), curve(|request| request.answer));
     // Where no two of a kind were computed side by side, as prompts are not by one group for them, the other kind says it.
     match (prompts.points().is_empty(), answers.points().is_empty()) {
-        (true, false) => Contention { prompts: answers.clone(), answers },
-        (false, true) => Contention { answers: prompts.clone(), prompts },
-        _ => Contention { prompts, answers },
+        (true, false) => Contention { prompts: answers.clone(), answers, ..Contention::default() },
+        (false, true) => Contention { answers: prompts.clone(), prompts, ..Contention::default() },
+        _ => Contention { prompts, answers, ..Contention::default() },
     }
+}
+
+/// Of each part that was computed while its host had more threads than processors: thousandths of a thread for each of them, and so many
+/// times as long as it took as its share of what was left says, and what processors that compute lose to each other.
+fn crowded(
+    asked: &AskedTogether,
+    (part, beside): (fn(&ComputedRequest) -> ComputedPart, &ContentionCurve),
+    lone: &BTreeMap<PeerId, f64>,
+    places: PeersOnHosts<'_>,
+    left: &[f64],
+) -> Vec<(u32, f64)> {
+    let mut times = Vec::new();
+    for round in asked.rounds.iter().filter(|round| round.len() == asked.at_once) {
+        let parts: Vec<ComputedPart> = round.iter().map(part).collect();
+        let Some(threads) = places.threads_of(&parts) else { continue };
+        let busy: f64 = threads.iter().zip(places.cores).map(|(threads, cores)| threads.min(*cores)).sum();
+        let of_share = |part: &ComputedPart| {
+            let (host, _) = *places.peers.get(&part.peer)?;
+            let (threads, cores, left) = (*threads.get(host)?, *places.cores.get(host)?, *left.get(host)?);
+            let had = (left / threads).min(1.0) / beside.at(busy);
+            (threads > cores).then_some(((threads / cores * 1000.0) as u32, part.took / lone.get(&part.peer)? * had))
+        };
+        times.extend(parts.iter().filter_map(of_share));
+    }
+    times
 }
 
 /// Of each part that was computed side by side with others: processors that computed, and so many times as long as alone it took.
@@ -220,7 +270,7 @@ mod tests {
         let peers = BTreeMap::from([(peer(1), (0, 1.0)), (peer(2), (0, 1.0))]);
         let places = PeersOnHosts { peers: &peers, cores: &[2.0] };
         assert_eq!(together.rates(), (2.0, 100.0));
-        let found = contention(&alone, std::slice::from_ref(&together), places, |requests, tokens| {
+        let found = contention(&alone, (std::slice::from_ref(&together), None), places, |requests, tokens| {
             assert_eq!((requests, tokens), (2.0, 100.0));
             vec![2.0]
         });
@@ -228,21 +278,38 @@ mod tests {
         let [prompts, answers] = points(&found);
         assert!(near(&prompts, 2.0, 1.5) && near(&answers, 2.0, 1.25), "{found:?}");
         // A fifth of both processors went to what is beside steps; with that answers lost nothing to each other.
-        let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| vec![1.6]);
+        let found = contention(&alone, (std::slice::from_ref(&together), None), places, |_, _| vec![1.6]);
         let [prompts, answers] = points(&found);
         assert!(near(&prompts, 2.0, 1.2) && near(&answers, 2.0, 1.0), "{found:?}");
         // The same of each processor that one peer has to itself, whatever is left of others.
         let apart = BTreeMap::from([(peer(1), (0, 1.0)), (peer(2), (1, 1.0))]);
         let places = PeersOnHosts { peers: &apart, cores: &[1.0; 3] };
-        let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| vec![0.8, 0.8, 1.0]);
+        let found = contention(&alone, (std::slice::from_ref(&together), None), places, |_, _| vec![0.8, 0.8, 1.0]);
         let [prompts, answers] = points(&found);
         assert!(near(&prompts, 2.0, 1.2) && near(&answers, 2.0, 1.0), "{found:?}");
         // Two on one processor take turns, which is no contention; of a peer that nobody knows nothing is said.
         for (peers, cores) in [(peers.clone(), [1.0]), (BTreeMap::from([(peer(1), (0, 1.0))]), [2.0])] {
             let places = PeersOnHosts { peers: &peers, cores: &cores };
-            let found = contention(&alone, std::slice::from_ref(&together), places, |_, _| vec![2.0]);
+            let found = contention(&alone, (std::slice::from_ref(&together), None), places, |_, _| vec![2.0]);
             assert!(points(&found).iter().all(Vec::is_empty), "{cores:?}");
         }
+    }
+
+    /// Four at once on two processors took 2.2 times as long for prompts and 1.9 for answers, of which twice is their share.
+    #[test]
+    fn what_a_crowd_takes_beyond_its_share_is_told_by_threads_a_processor() {
+        let alone: Vec<ComputedRequest> = (1..=4).map(|n| request(n, 1.0, 1.0)).collect();
+        let round = (1..=4).map(|n| request(n, 2.2, 1.9)).collect();
+        let both_of_one = vec![request(1, 9.0, 9.0); 4];
+        let crowd =
+            AskedTogether { at_once: 4, answer: 50, rounds: vec![round, both_of_one], took: Duration::from_secs(4) };
+        let peers = (1..=4).map(|n| (peer(n), (0, 1.0))).collect();
+        let places = PeersOnHosts { peers: &peers, cores: &[2.0] };
+        let found = contention(&alone, (&[], Some(&crowd)), places, |_, _| vec![2.0]).oversubscribed;
+        assert!(near(found.prompts.points(), 2.0, 1.1), "{found:?}");
+        assert!(near(found.answers.points(), 2.0, 1.0), "never less than once: {found:?}");
+        let found = contention(&alone, (&[], None), places, |_, _| vec![2.0]).oversubscribed;
+        assert_eq!(found, Oversubscription::default(), "of no crowd nothing is said");
     }
 
     #[test]
