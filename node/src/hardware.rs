@@ -8,12 +8,12 @@ pub mod memory_parts;
 mod sets;
 
 pub use device_choice::{ChoiceError, DeviceChoice, DeviceName, GpuNumbers};
-pub use gpu::{GpuUnfit, GpuWanted, lend as gpus, open_gpus, try_gpus};
+pub use gpu::{GpuModel, GpuUnfit, GpuWanted, lend as gpus, open_gpus, try_gpus};
 pub use sets::sets;
 
 use crate::{
     hardware::{
-        memory::{Need, Size, TooLarge},
+        memory::{Need, Size, StageHolder, TooLarge},
         memory_parts::TooLargeTogether,
     },
     store::{Measured, Store},
@@ -108,11 +108,6 @@ pub enum LendError {
         /// What is left (bytes).
         left: u64,
     },
-    /// Several models where a GPU is to compute.
-    #[error(
-        "{0} models are named, and a GPU serves one: name one with --model, or have the processor serve all with --device cpu"
-    )]
-    SeveralOnGpu(usize),
     /// The model's weights, which opening it found well before.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -171,8 +166,9 @@ pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendE
 /// When there is less memory than that, or the model cannot be cut for so many ranks.
 pub fn room(host: &Host, device: &Device, source: &ModelSource, ranks: usize) -> Result<(), LendError> {
     let (free, shape) = (host.cpu.available_bytes, source.card().shape);
-    Need::of_least(source, ranks, device.kv_bytes)?.within(free)?;
-    let whole = Need::of(source, shape.all_layers(), ranks, device.kv_bytes)?;
+    let holder = StageHolder::Ranks(ranks);
+    Need::of_least(source, holder, device.kv_bytes)?.within(free)?;
+    let whole = Need::of(source, shape.all_layers(), holder, device.kv_bytes)?;
     let planned = shape.stage_bytes(shape.all_layers());
     if planned > device.memory_bytes || whole.total() > free {
         let (lent, free) = (Size(device.memory_bytes), Size(free));
@@ -198,8 +194,9 @@ pub fn room_beside(
     ranks: usize,
 ) -> Result<Device, LendError> {
     let Some(draft) = draft else { return Ok(device) };
-    let need = draft_need(source, draft, ranks)?;
-    let (bytes, model) = (need.total(), Need::of_least(source, ranks, device.kv_bytes)?);
+    let holder = StageHolder::Ranks(ranks);
+    let need = draft_need(source, draft, holder)?;
+    let (bytes, model) = (need.total(), Need::of_least(source, holder, device.kv_bytes)?);
     need.within_or(host.cpu.available_bytes.saturating_sub(model.total()), LESS_BESIDE)?;
     let memory_bytes = device.memory_bytes.saturating_sub(bytes).max(device.kv_bytes);
     Ok(Device { memory_bytes, ..device })
@@ -207,8 +204,8 @@ pub fn room_beside(
 
 /// What a draft model needs: its KV lies in pages that nobody else needs just then, and steps use the model's buffers as far as
 /// those reach.
-pub fn draft_need(source: &ModelSource, draft: &ModelSource, ranks: usize) -> Result<Need, WeightsError> {
-    let of = |source: &ModelSource| Need::of(source, source.card().shape.all_layers(), ranks, 0);
+pub fn draft_need(source: &ModelSource, draft: &ModelSource, holder: StageHolder) -> Result<Need, WeightsError> {
+    let of = |source: &ModelSource| Need::of(source, source.card().shape.all_layers(), holder, 0);
     let (draft, there) = (of(draft)?, of(source)?.working);
     Ok(Need { what: format!("draft model {}", draft.what), working: draft.working.saturating_sub(there), ..draft })
 }

@@ -66,9 +66,13 @@ impl FakeGpus {
 
     async fn up(&self, devices: &[&str], layout: &str) -> Net {
         let host = |device: &&str| PeerConfig::Host { flags: owned(&["--threads", "1", "--device", device]) };
-        let flags = [&FLAGS[..], &["--layout", layout]].concat();
+        self.run(devices.iter().map(host).collect(), &["--layout", layout]).await
+    }
+
+    async fn run(&self, hosts: Vec<PeerConfig>, flags: &[&str]) -> Net {
+        let flags = [&FLAGS[..], flags].concat();
         // A thread of the emulator computes for each GPU: with another swarm beside, peers would not have proved theirs in time.
-        Net::run_by(turn().await, self.program(), devices.iter().map(host).collect(), &flags).await
+        Net::run_by(turn().await, self.program(), hosts, &flags).await
     }
 }
 
@@ -180,5 +184,37 @@ async fn a_gpu_that_is_lost_takes_its_group_out_of_the_plan_and_not_the_stream()
     let (later, answer) = net.tokens(0, asked(&prompt)).await;
     assert_eq!(later, expected);
     assert!(answer["tsnode"]["kv_bytes"].as_u64().is_none_or(|bytes| bytes == 0), "{answer}");
+    net.down().await;
+}
+
+/// Two models on one GPU, with one pool of pages there and turns: asked at once, each answers as it does alone, one as the processor
+/// and the other as transformers does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn models_that_share_a_gpu_answer_as_each_does_alone() {
+    let Some(gpus) = FakeGpus::new() else { return };
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/models");
+    let [own, other] = ["gutenberg-tiny", "reference/llama-gqa"].map(|name| models.join(name).display().to_string());
+    let flags = owned(&["--threads", "1", "--device", "cuda:0", "--model", &own, "--model", &other]);
+    let net = gpus.run(vec![PeerConfig::Host { flags }], &["--kv-dtype", "f32"]).await;
+    let device = &swarm(&net).await["peers"][0]["advert"]["devices"][0];
+    assert_eq!(device["serves"].as_array().map(Vec::len), Some(2), "{device}");
+    let cases = std::fs::read_to_string(models.join("reference/llama-gqa/cases.json")).unwrap();
+    let cases: Value = serde_json::from_str(&cases).unwrap();
+    let (prompt, expected) = prompt_and_answer();
+    let mut own = asked(&prompt);
+    own["model"] = json!("gutenberg-tiny");
+    let others = cases["cases"].as_array().unwrap().iter().map(|case| {
+        let greedy = case["greedy"].as_array().unwrap();
+        let body = json!({ "model": "llama-gqa", "prompt": case["prompt"], "max_tokens": greedy.len(),
+            "temperature": 0, "ignore_eos": true });
+        let greedy: Vec<u64> = greedy.iter().map(|token| token.as_u64().unwrap()).collect();
+        (body, greedy)
+    });
+    let all = [(own.clone(), expected.clone()), (own, expected)].into_iter().chain(others);
+    let answers = all.map(|(body, expected)| {
+        let net = &net;
+        async move { assert_eq!(net.tokens(0, body.clone()).await.0, expected, "{body}") }
+    });
+    futures::future::join_all(answers).await;
     net.down().await;
 }

@@ -12,6 +12,7 @@ mod failing;
 mod jit;
 mod models;
 mod packing;
+mod pooled;
 mod products;
 mod recorded_together;
 mod recording;

@@ -27,6 +27,23 @@ pub struct RowToSample<'a> {
     pub position: u32,
 }
 
+/// GPUs, and what is known here of the pages on each.
+pub(super) struct OnGpus {
+    pub gpus: GpuRanks,
+    pub tables: Vec<Tables>,
+    pub pools: Vec<PagePool>,
+}
+
+impl OnGpus {
+    /// Takes memory for so many pages of each rank.
+    pub fn reserve(gpus: Vec<Gpu>, pages: impl Fn(usize) -> usize) -> Result<Self, GpuError> {
+        let ranks = gpus.len();
+        let gpus = GpuRanks::new(gpus, &pages)?;
+        let pools = (0..ranks).map(|rank| PagePool::elsewhere(pages(rank) * PAGE_BYTES)).collect();
+        Ok(Self { gpus, tables: (0..ranks).map(|_| Tables::default()).collect(), pools })
+    }
+}
+
 impl Engine {
     /// An engine that computes on a GPU; `pool_bytes` of its memory are for pages.
     ///
@@ -46,17 +63,16 @@ impl Engine {
         let missing = |e: std::io::Error| GpuError::Missing(format!("no thread for a GPU: {e}"));
         let mut engine = Self::new(config).map_err(missing)?;
         let (ranks, pages) = (gpus.len(), pool_bytes / PAGE_BYTES);
-        let share = |rank| super::share_of(pages, rank, ranks);
-        engine.gpus = Some(GpuRanks::new(gpus, share)?);
-        engine.tables.resize_with(ranks, Tables::default);
-        engine.pools = (0..ranks).map(|rank| PagePool::elsewhere(share(rank) * PAGE_BYTES)).collect();
+        let on_gpus = OnGpus::reserve(gpus, |rank| super::share_of(pages, rank, ranks))?;
+        (engine.gpus, engine.tables, engine.pools) = (Some(on_gpus.gpus), on_gpus.tables, on_gpus.pools);
         Ok(engine)
     }
 
     /// Whether it computes on a GPU, or several.
     #[must_use]
     pub fn is_on_gpu(&self) -> bool {
-        self.gpus.is_some()
+        // Between its turns it has none of those that others compute on as well.
+        self.gpus.is_some() || self.sharing.is_on_gpus()
     }
 
     /// Whether what it computes on still does what it is asked for; a processor does.

@@ -5,11 +5,20 @@
 //! on the pool as on one of its own. A page that one gives back is the next one's; and what one keeps goes when another needs the
 //! memory, the longest unused first, as it does for its own sequences.
 //!
+//! Of GPUs the turn has these as well: all engines' stages lie on them, each by a key that no other has, and what one engine asks of
+//! them is behind what the one before it asked. So a page that was given back is not written before whoever read it is done.
+//!
 //! Sequences that give way are their engine's to release. So whoever needs the pages of another's says so, is refused, and asks
 //! again; until then they are left to it.
 
-use super::{Engine, EngineConfig, EngineError, Prefix, PrefixCache, StageKey, Starting, Threads};
-use crate::pages::{PAGE_BYTES, PageCount, PagePool};
+use super::{
+    Engine, EngineConfig, EngineError, Prefix, PrefixCache, StageKey, Starting, Threads,
+    carded::{OnGpus, Tables},
+};
+use crate::{
+    cuda::{Gpu, GpuError, GpuRanks},
+    pages::{PAGE_BYTES, PageCount, PagePool},
+};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -28,6 +37,10 @@ struct Lack {
 /// What engines of a device have in their turns.
 struct KvMemory {
     pools: Vec<PagePool>,
+    /// Where pages and stages are, if they are on GPUs.
+    gpus: Option<GpuRanks>,
+    /// Page tables of each GPU's last batch, whosever that was.
+    tables: Vec<Tables>,
     kept: PrefixCache,
     /// Of the next stage that any of them takes in.
     next_key: u64,
@@ -41,6 +54,7 @@ struct KvMemory {
 #[derive(Clone)]
 pub struct DevicePool {
     ranks: usize,
+    is_on_gpus: bool,
     memory: Arc<Mutex<KvMemory>>,
 }
 
@@ -51,9 +65,25 @@ impl DevicePool {
         let ranks = ranks.max(1);
         let each = Self::pages(bytes, ranks) / ranks * PAGE_BYTES;
         let pools = (0..ranks).map(|_| PagePool::new(each)).collect();
+        Self::of(pools, (None, Vec::new()))
+    }
+
+    /// The same on GPUs, each a rank, whose pages so much of their memory in all is for.
+    ///
+    /// # Errors
+    /// When there is no GPU, or one has no memory for the pages.
+    pub fn on_gpus(gpus: Vec<Gpu>, bytes: usize) -> Result<Self, GpuError> {
+        let ranks = gpus.len().max(1);
+        let each = Self::pages(bytes, ranks) / ranks;
+        let OnGpus { gpus, tables, pools } = OnGpus::reserve(gpus, |_| each)?;
+        Ok(Self::of(pools, (Some(gpus), tables)))
+    }
+
+    fn of(pools: Vec<PagePool>, (gpus, tables): (Option<GpuRanks>, Vec<Tables>)) -> Self {
+        let (ranks, is_on_gpus) = (pools.len(), gpus.is_some());
         let (kept, beside) = (PrefixCache::default(), vec![0; ranks]);
-        let memory = KvMemory { pools, kept, next_key: 0, beside, lacking: BTreeMap::new() };
-        Self { ranks, memory: Arc::new(Mutex::new(memory)) }
+        let memory = KvMemory { pools, gpus, tables, kept, next_key: 0, beside, lacking: BTreeMap::new() };
+        Self { ranks, is_on_gpus, memory: Arc::new(Mutex::new(memory)) }
     }
 
     /// Pages that so much memory is, as many of each rank.
@@ -78,6 +108,11 @@ pub(super) struct PoolSharing {
 }
 
 impl PoolSharing {
+    /// Whether what is had in turns is on GPUs.
+    pub(super) fn is_on_gpus(&self) -> bool {
+        self.pool.as_ref().is_some_and(|pool| pool.is_on_gpus)
+    }
+
     /// Pages of others' sequences that give way.
     pub(super) fn beside(&self, rank: usize) -> usize {
         self.beside.get(rank).copied().unwrap_or_default()
@@ -136,7 +171,7 @@ impl Drop for Lease<'_> {
 
 impl Engine {
     /// An engine whose pages are a device's, as others' are: it has them in its turns, and nothing else of it may be used beyond
-    /// these ([`Self::turn`]). Its ranks are as many as the pool's.
+    /// these ([`Self::turn`]). Its ranks are as many as the pool's; where they are GPUs, threads have nothing to do.
     ///
     /// # Errors
     /// When the system gives no threads.
@@ -146,7 +181,7 @@ impl Engine {
         kv_dtype: KvDtype,
         starting: Starting,
     ) -> std::io::Result<Self> {
-        let threads = Threads { ranks: pool.ranks, ..threads };
+        let threads = if pool.is_on_gpus { Threads::together(1) } else { Threads { ranks: pool.ranks, ..threads } };
         let mut engine = Self::started(EngineConfig { threads, pool_bytes: 0, kv_dtype }, starting)?;
         engine.pools = Vec::new();
         engine.sharing.pool = Some(pool.clone());
@@ -245,6 +280,8 @@ impl Engine {
 
     fn swap(&mut self, memory: &mut KvMemory) {
         std::mem::swap(&mut self.pools, &mut memory.pools);
+        std::mem::swap(&mut self.gpus, &mut memory.gpus);
+        std::mem::swap(&mut self.tables, &mut memory.tables);
         std::mem::swap(&mut self.kept, &mut memory.kept);
         std::mem::swap(&mut self.next_key, &mut memory.next_key);
     }

@@ -11,7 +11,7 @@ use super::loading::Loading;
 use crate::{
     cli::exit::{Exit, ExitKind},
     config::Settings,
-    hardware::memory::Need,
+    hardware::memory::{Need, StageHolder},
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ fn open(matches: &ArgMatches) -> Result<ModelSource, Exit> {
 fn loaded(source: &ModelSource, threads: Threads, kv: u64, watch: bool) -> Result<(StageModel, LoadReport), Exit> {
     let broken = |e: &dyn std::fmt::Display| Exit::new(ExitKind::Model, e.to_string());
     let layers = source.card().shape.all_layers();
-    let need = Need::of(source, layers, threads.ranks, kv).map_err(|e| broken(&e))?;
+    let need = Need::of(source, layers, StageHolder::Ranks(threads.ranks), kv).map_err(|e| broken(&e))?;
     let advice = "name a smaller model with --model";
     need.within_or(device::free_memory(), advice).map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
     let mut loading = Loading::default();

@@ -10,7 +10,7 @@ use crate::{
     data_plane::{library::files_of, links::beside, listening},
     hardware::{
         self, DeviceChoice, GpuNumbers, LendError,
-        memory::{Need, Size},
+        memory::{Need, Size, StageHolder},
     },
     node::{ModelChoice, NodeConfig, WantedModel, open_draft, open_named},
     plain,
@@ -274,8 +274,9 @@ fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<Doctor
     let free = host.cpu.available_bytes;
     let kv = hardware::kv_bytes(host, config.kv_bytes, config.memory_bytes)?;
     let ranks = config.threads.ranks;
-    Need::of_least(source, ranks, kv)?.within(free)?;
-    let (whole, layers) = (Need::of(source, source.card().shape.all_layers(), ranks, kv)?, source.card().shape.layers);
+    let (holder, shape) = (StageHolder::Ranks(ranks), source.card().shape);
+    Need::of_least(source, holder, kv)?.within(free)?;
+    let (whole, layers) = (Need::of(source, shape.all_layers(), holder, kv)?, shape.layers);
     Ok(if whole.total() > free {
         let said = format!("{whole}, where {} is free: other peers must hold some of its {layers} layers", Size(free));
         finding("model", State::Note, said)
@@ -294,7 +295,7 @@ fn draft(
         Ok(draft) => draft?,
         Err(error) => return Some(finding("draft", State::Fail, error.to_string())),
     };
-    let need = hardware::draft_need(source, &draft, config.threads.ranks);
+    let need = hardware::draft_need(source, &draft, StageHolder::Ranks(config.threads.ranks));
     let fits = need.map_err(|e| e.to_string()).and_then(|need| {
         let said = need.to_string();
         need.within(host.cpu.available_bytes).map(|()| said).map_err(|e| e.to_string())

@@ -36,19 +36,28 @@ pub struct TooLarge {
     pub advice: &'static str,
 }
 
+/// What holds stages: how many have each layer together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StageHolder {
+    /// Ranks of the processor.
+    Ranks(usize),
+    /// GPUs. What a step's buffers take there is never lent.
+    Gpus(usize),
+}
+
 impl Need {
-    /// Of `layers` of a model, held by so many ranks together, beside `kv` bytes of KV pages.
+    /// Of `layers` of a model, beside `kv` bytes of KV pages.
     ///
     /// # Errors
     /// When it cannot be cut for so many, or weights are missing, which opening the model has found before.
-    pub fn of(source: &ModelSource, layers: LayerRange, ranks: usize, kv: u64) -> Result<Self, WeightsError> {
-        let (card, weights) = (source.card(), source.stage_memory(layers, ranks)?.total());
-        let what = if layers == card.shape.all_layers() {
-            card.name.clone()
-        } else {
-            format!("{} of {} layers of {}", layers.len(), card.shape.layers, card.name)
+    pub fn of(source: &ModelSource, layers: LayerRange, holder: StageHolder, kv: u64) -> Result<Self, WeightsError> {
+        let (weights, working) = match holder {
+            StageHolder::Ranks(ranks) => {
+                (source.stage_memory(layers, ranks)?.total(), source.working_bytes(layers, ranks, largest()))
+            }
+            StageHolder::Gpus(count) => (source.gpu_bytes(layers, count)?, 0),
         };
-        Ok(Self { what, weights, kv, working: source.working_bytes(layers, ranks, largest()) })
+        Ok(Self { what: called(source, layers), weights, kv, working })
     }
 
     /// Of the single layer that needs least beside `kv` bytes of KV pages, or of all of a model that one stage has to hold: the
@@ -56,14 +65,14 @@ impl Need {
     ///
     /// # Errors
     /// As [`Self::of`].
-    pub fn of_least(source: &ModelSource, ranks: usize, kv: u64) -> Result<Self, WeightsError> {
+    pub fn of_least(source: &ModelSource, holder: StageHolder, kv: u64) -> Result<Self, WeightsError> {
         let shape = source.card().shape;
         if shape.whole {
-            return Self::of(source, shape.all_layers(), ranks, kv);
+            return Self::of(source, shape.all_layers(), holder, kv);
         }
         let layers = shape.layers;
         // Embedding and head come with the first and the last.
-        let one = |start| Self::of(source, LayerRange { start, end: start + 1 }, ranks, kv);
+        let one = |start| Self::of(source, LayerRange { start, end: start + 1 }, holder, kv);
         let [first, middle, last] = [one(0)?, one(layers / 2)?, one(layers - 1)?];
         Ok([middle, last].into_iter().fold(first, |a, b| if b.total() < a.total() { b } else { a }))
     }
@@ -98,6 +107,16 @@ impl fmt::Display for Need {
     }
 }
 
+/// As people call these layers.
+fn called(source: &ModelSource, layers: LayerRange) -> String {
+    let card = source.card();
+    if layers == card.shape.all_layers() {
+        card.name.clone()
+    } else {
+        format!("{} of {} layers of {}", layers.len(), card.shape.layers, card.name)
+    }
+}
+
 /// The largest step of any group: how long its steps are is known only once all its stages' devices are.
 fn largest() -> Largest {
     let (tokens, running) = (u64::from(LONGEST * LONG), BatcherConfig::default().max_running as u64);
@@ -128,7 +147,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_its_sum() {
         let source = ModelSource::embedded().unwrap();
-        let need = Need::of(&source, source.card().shape.all_layers(), 1, 1 << 30).unwrap();
+        let need = Need::of(&source, source.card().shape.all_layers(), StageHolder::Ranks(1), 1 << 30).unwrap();
         assert!(need.weights > 6 << 20 && need.working > 1 << 20, "{need:?}");
         assert_eq!(need.clone().within(need.total()), Ok(()));
         let said = need.clone().within(need.total() - 1).unwrap_err().to_string();
@@ -140,8 +159,8 @@ mod tests {
     #[test]
     fn a_part_of_a_model_needs_less() {
         let source = ModelSource::embedded().unwrap();
-        let all = Need::of(&source, source.card().shape.all_layers(), 1, 0).unwrap();
-        let least = Need::of_least(&source, 1, 0).unwrap();
+        let all = Need::of(&source, source.card().shape.all_layers(), StageHolder::Ranks(1), 0).unwrap();
+        let least = Need::of_least(&source, StageHolder::Ranks(1), 0).unwrap();
         assert!(least.weights < all.weights / 2 && least.total() < all.total(), "{least} and {all}");
         assert!(least.what.starts_with("1 of "), "{}", least.what);
     }

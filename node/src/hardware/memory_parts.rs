@@ -2,7 +2,7 @@
 
 use super::{
     KV_AT_LEAST, KV_AT_MOST, KV_PART, LendError, draft_need,
-    memory::{Need, Size},
+    memory::{Need, Size, StageHolder},
 };
 use std::fmt;
 use tsnode_kernels::source::ModelSource;
@@ -41,8 +41,8 @@ pub struct SharedMemory {
     pub kv_bytes: u64,
     /// Whether the owner said how much for KV pages.
     pub is_kv_told: bool,
-    /// Ranks that hold each layer together.
-    pub ranks: usize,
+    /// Whose memory it is.
+    pub holder: StageHolder,
     /// Whether weights of all models need not be in memory at once.
     pub swaps: bool,
 }
@@ -123,7 +123,7 @@ pub fn divide(shared: SharedMemory, models: &[Sharer<'_>]) -> Result<Vec<MemoryP
             Some(part) if !shared.is_kv_told => ((part as f64 * KV_PART) as u64).clamp(KV_AT_LEAST, KV_AT_MOST),
             _ => even,
         };
-        let taken = taken(model, kv_bytes, shared.ranks)?;
+        let taken = taken(model, kv_bytes, shared.holder)?;
         parts.push(MemoryPart { memory_bytes: taken.bytes, kv_bytes });
         all.push(taken);
     }
@@ -138,7 +138,7 @@ pub fn divide(shared: SharedMemory, models: &[Sharer<'_>]) -> Result<Vec<MemoryP
     // What drafts is beside the stages that plans give.
     for (part, model) in parts.iter_mut().zip(models) {
         if let Some(draft) = model.draft {
-            let beside = draft_need(model.source, draft, shared.ranks)?.total();
+            let beside = draft_need(model.source, draft, shared.holder)?.total();
             part.memory_bytes = part.memory_bytes.saturating_sub(beside).max(part.kv_bytes);
         }
     }
@@ -176,21 +176,21 @@ fn by_turns(
     Ok(parts)
 }
 
-fn taken(model: &Sharer<'_>, kv_bytes: u64, ranks: usize) -> Result<TakenMemory, LendError> {
+fn taken(model: &Sharer<'_>, kv_bytes: u64, holder: StageHolder) -> Result<TakenMemory, LendError> {
     let card = model.source.card();
     let name = card.name.clone();
-    let beside = model.draft.map(|draft| draft_need(model.source, draft, ranks)).transpose()?;
+    let beside = model.draft.map(|draft| draft_need(model.source, draft, holder)).transpose()?;
     let draft_bytes = beside.as_ref().map_or(0, Need::total);
     if let Some(bytes) = model.memory_bytes {
-        Need::of_least(model.source, ranks, kv_bytes)?.within_or(bytes.saturating_sub(draft_bytes), LARGER_PART)?;
-        let whole = Need::of(model.source, card.shape.all_layers(), ranks, kv_bytes)?;
+        Need::of_least(model.source, holder, kv_bytes)?.within_or(bytes.saturating_sub(draft_bytes), LARGER_PART)?;
+        let whole = Need::of(model.source, card.shape.all_layers(), holder, kv_bytes)?;
         if whole.total() + draft_bytes > bytes {
             let part = Size(bytes);
             tracing::warn!(%whole, %part, "this peer has room for a part of the model only: others must hold the rest");
         }
         return Ok(TakenMemory { how: format!("{name} has {} of its own", Size(bytes)), name, bytes });
     }
-    let whole = Need::of(model.source, card.shape.all_layers(), ranks, kv_bytes)?;
+    let whole = Need::of(model.source, card.shape.all_layers(), holder, kv_bytes)?;
     let how = beside.map_or_else(|| whole.to_string(), |beside| format!("{whole}; {beside}"));
     Ok(TakenMemory { name, bytes: whole.total().saturating_add(draft_bytes), how })
 }
@@ -202,7 +202,13 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn shared(lent: u64, kv_bytes: u64) -> SharedMemory {
-        SharedMemory { lent: lent * MIB, kv_bytes: kv_bytes * MIB, is_kv_told: false, ranks: 1, swaps: false }
+        SharedMemory {
+            lent: lent * MIB,
+            kv_bytes: kv_bytes * MIB,
+            is_kv_told: false,
+            holder: StageHolder::Ranks(1),
+            swaps: false,
+        }
     }
 
     fn sharer(source: &ModelSource, memory: Option<u64>) -> Sharer<'_> {
@@ -223,7 +229,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_refused_with_its_sum_and_what_would_fit() {
         let (one, other) = (ModelSource::embedded().unwrap(), ModelSource::embedded().unwrap().called("other"));
-        let need = Need::of(&one, one.card().shape.all_layers(), 1, 8 * MIB).unwrap().total();
+        let need = Need::of(&one, one.card().shape.all_layers(), StageHolder::Ranks(1), 8 * MIB).unwrap().total();
         let too_little = SharedMemory { lent: 2 * need - 1, ..shared(0, 16) };
         let refused = divide(too_little, &[sharer(&one, None), sharer(&other, None)]).unwrap_err().to_string();
         for part in
@@ -242,7 +248,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_may_be_loaded_by_turns_as_far_as_each_fits_beside_all_pages() {
         let source = ModelSource::embedded().unwrap();
-        let need = Need::of(&source, source.card().shape.all_layers(), 1, 8 * MIB).unwrap().total();
+        let need = Need::of(&source, source.card().shape.all_layers(), StageHolder::Ranks(1), 8 * MIB).unwrap().total();
         let (both, with) = ([sharer(&source, None); 2], |lent| SharedMemory { lent, swaps: true, ..shared(0, 16) });
         let parts = divide(with(2 * need - 1), &both).unwrap();
         assert_eq!(parts, [MemoryPart { memory_bytes: need, kv_bytes: 8 * MIB }; 2]);

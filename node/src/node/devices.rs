@@ -3,7 +3,8 @@
 use super::{NodeConfig, NodeError, opened::Opened};
 use crate::{
     hardware::{
-        self, DeviceChoice, DeviceName, GpuNumbers, GpuWanted, Lend, LendError, cores,
+        self, DeviceChoice, DeviceName, GpuModel, GpuNumbers, GpuWanted, Lend, LendError, cores,
+        memory::StageHolder,
         memory_parts::{MemoryPart, SharedMemory, Sharer, divide},
     },
     store::Store,
@@ -15,7 +16,7 @@ use tsnode_kernels::{
     engine::{DevicePool, Engine, EngineConfig},
     source::ModelSource,
 };
-use tsnode_protocol::{Device, Served};
+use tsnode_protocol::{Device, ModelShape, Served};
 
 /// A device, and an engine on it for each model.
 pub(super) type LentDevice = (Device, Vec<Engine>);
@@ -44,21 +45,11 @@ impl DeviceSearch<'_> {
     fn named(&self, name: DeviceName) -> Result<LentDevice, NodeError> {
         match name {
             DeviceName::Processor => self.processor(),
-            DeviceName::Gpus(gpus) => {
-                self.together(self.alone()?, gpus).map_err(|error| LendError::Gpu { gpus, error }.into())
-            }
+            DeviceName::Gpus(gpus) => self.together(gpus).map_err(|error| LendError::Gpu { gpus, error }.into()),
         }
     }
 
-    /// The model of a GPU, which serves no others.
-    fn alone(&self) -> Result<&Opened, LendError> {
-        match self.models {
-            [model] => Ok(model),
-            several => Err(LendError::SeveralOnGpu(several.len())),
-        }
-    }
-
-    /// All GPUs that compute the model: each a device of its own, or so many together as hold all of it. One that does not is
+    /// All GPUs that compute the models: each a device of its own, or so many together as hold all of them. One that does not is
     /// said, and is no reason not to serve.
     fn gpus(&self) -> Result<Vec<LentDevice>, NodeError> {
         let gpus = match &self.host.gpus {
@@ -75,11 +66,10 @@ impl DeviceSearch<'_> {
         if usable.is_empty() {
             return Ok(Vec::new());
         }
-        let model = self.alone()?;
         let usable = usable.into_iter().take(tsnode_protocol::limits::DEVICES);
         let memory = |number: &u16| gpus.iter().find(|gpu| gpu.ordinal == *number).map_or(0, |gpu| gpu.memory_bytes);
         let memory: BTreeMap<u16, u64> = usable.map(|number| (number, memory(&number))).collect();
-        let lend = |gpus| match self.together(model, gpus) {
+        let lend = |gpus| match self.together(gpus) {
             Ok(lent) => Some(lent),
             Err(error) => {
                 tracing::warn!(%gpus, %error, "not used");
@@ -87,7 +77,7 @@ impl DeviceSearch<'_> {
             }
         };
         let mut lent = Vec::new();
-        for gpus in hardware::sets(&memory, model.source.card().shape) {
+        for gpus in hardware::sets(&memory, &self.held_together()) {
             match lend(gpus) {
                 Some(device) => lent.push(device),
                 None if gpus.count > 1 => lent.extend(gpus.each().map(GpuNumbers::one).filter_map(lend)),
@@ -97,11 +87,21 @@ impl DeviceSearch<'_> {
         Ok(lent)
     }
 
-    fn together(&self, model: &Opened, gpus: GpuNumbers) -> Result<LentDevice, hardware::GpuUnfit> {
-        let models = (&*model.source, model.draft.as_deref());
-        let wanted = GpuWanted { models, lend: self.asked(), kv_dtype: model.dtype, store: self.store };
-        let (device, engine) = hardware::gpus(gpus, wanted)?;
-        Ok((device, vec![engine]))
+    /// Shapes of the models that a device is to hold at once: the largest, where they are loaded as they are asked for.
+    fn held_together(&self) -> Vec<ModelShape> {
+        let mut shapes: Vec<ModelShape> = self.models.iter().map(|model| model.source.card().shape).collect();
+        if self.config.swap_models {
+            shapes.sort_by_key(|shape| std::cmp::Reverse(shape.stage_bytes(shape.all_layers())));
+            shapes.truncate(1);
+        }
+        shapes
+    }
+
+    fn together(&self, gpus: GpuNumbers) -> Result<LentDevice, hardware::GpuUnfit> {
+        let models = self.sharers().into_iter().zip(self.models);
+        let models: Vec<_> = models.map(|(sharer, model)| GpuModel { sharer, kv_dtype: model.dtype }).collect();
+        let swaps = self.config.swap_models;
+        hardware::gpus(gpus, GpuWanted { models: &models, lend: self.asked(), swaps, store: self.store })
     }
 
     fn processor(&self) -> Result<LentDevice, NodeError> {
@@ -148,14 +148,21 @@ impl DeviceSearch<'_> {
                 hardware::room_beside(host, device.clone(), (source, draft), ranks)?;
             return Ok(vec![MemoryPart { memory_bytes, kv_bytes }]);
         }
-        let mut sharers = Vec::with_capacity(self.models.len());
-        for (model, wanted) in self.models.iter().zip(&self.config.models) {
-            let (draft, memory_bytes) = (model.draft.as_deref(), wanted.memory_bytes);
-            sharers.push(Sharer { source: &model.source, draft, memory_bytes, is_kept: self.is_kept(model) });
-        }
         let is_kv_told = self.config.kv_bytes.is_some();
-        let (lent, swaps) = (device.memory_bytes, self.config.swap_models);
-        divide(SharedMemory { lent, kv_bytes: device.kv_bytes, is_kv_told, ranks, swaps }, &sharers)
+        let (lent, holder, swaps) = (device.memory_bytes, StageHolder::Ranks(ranks), self.config.swap_models);
+        divide(SharedMemory { lent, kv_bytes: device.kv_bytes, is_kv_told, holder, swaps }, &self.sharers())
+    }
+
+    /// The models, as they share a device.
+    fn sharers(&self) -> Vec<Sharer<'_>> {
+        let models = self.models.iter().zip(&self.config.models);
+        let sharers = models.map(|(model, wanted)| Sharer {
+            source: &model.source,
+            draft: model.draft.as_deref(),
+            memory_bytes: wanted.memory_bytes,
+            is_kept: self.is_kept(model),
+        });
+        sharers.collect()
     }
 
     fn is_kept(&self, model: &Opened) -> bool {

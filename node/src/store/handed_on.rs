@@ -51,7 +51,7 @@ mod tests {
         let store = Store::open(other.path()).unwrap();
         assert_eq!(store.measured(Measured::Processor).unwrap(), br#"{"flops":1.5}"#);
         assert_eq!(store.measured(profile).unwrap(), br#"{"of":2}"#);
-        assert_eq!(store.measured(Measured::Gpus(0, 1)), None);
+        assert_eq!(store.measured(Measured::Gpus(0, 1, ModelId([3; 16]))), None);
         // What it measured itself counts.
         store.set_measured(profile, br#"{"of":3}"#);
         assert_eq!(store.measured(profile).unwrap(), br#"{"of":3}"#);

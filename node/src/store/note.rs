@@ -19,8 +19,8 @@ pub enum Measured {
     Processor,
     /// What a layer of a model takes on it.
     Profile(ModelId),
-    /// GPUs that are one device, by the first one's number and how many they are, and the model on them.
-    Gpus(u16, u16),
+    /// GPUs that are one device, by the first one's number and how many they are, and a model on them.
+    Gpus(u16, u16, ModelId),
 }
 
 impl fmt::Display for Measured {
@@ -28,7 +28,7 @@ impl fmt::Display for Measured {
         match self {
             Self::Processor => f.write_str("probe"),
             Self::Profile(model) => write!(f, "profile {model}"),
-            Self::Gpus(first, count) => write!(f, "GPUs {first} {count}"),
+            Self::Gpus(first, count, model) => write!(f, "GPUs {first} {count} {model}"),
         }
     }
 }

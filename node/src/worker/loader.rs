@@ -6,7 +6,7 @@
 
 use super::{compute::Compute, lent::Lent, speculator::DraftModel};
 use crate::{
-    hardware::memory::Need,
+    hardware::memory::{Need, StageHolder},
     view::Weights,
     weights::{FetchError, LayersInUse, Peers, Stock, Stocks},
 };
@@ -304,7 +304,8 @@ impl Loader {
                 let threads = Threads { ranks: cards, ..threads };
                 source.load_stage_for_gpus_by(threads, layers, &mut tell)
             } else {
-                let need = Need::of(&source, layers, threads.ranks, kv).map_err(NotLoaded::failed)?;
+                let need =
+                    Need::of(&source, layers, StageHolder::Ranks(threads.ranks), kv).map_err(NotLoaded::failed)?;
                 need.within(device::free_memory()).map_err(|e| NotLoaded::NoRoom(e.to_string()))?;
                 source.load_stage_by(threads, layers, &mut tell)
             }

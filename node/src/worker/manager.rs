@@ -250,6 +250,10 @@ impl StageManager {
 
     /// What is on a GPU that is lost goes on elsewhere: steps fail there, the plan after this one has it no more.
     fn lose(&mut self, Lost { device, why }: Lost) {
+        // Each of its models tells it.
+        if self.lost.contains(&device) {
+            return;
+        }
         tracing::error!(device, error = %why, "a GPU does nothing any more: it is not lent until this peer starts again");
         self.leave(device);
     }
