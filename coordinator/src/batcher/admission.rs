@@ -190,7 +190,8 @@ impl Batcher {
         sequence.state = State::Prefilling { pages, sent: there, done: there };
         let first = sequence.first_part();
         if pages.through_codec || sequence.len() == first {
-            let answer = (!sequence.exports()).then(|| sequence.left());
+            // Behind a prompt whose first token is its answer nobody waits for a short step.
+            let answer = (!sequence.exports()).then(|| sequence.left()).filter(|left| *left > 1);
             self.steps.prompt(request, there, sequence.len() - there, answer);
         } else {
             self.steps.prompt(request, there, first - there, None);

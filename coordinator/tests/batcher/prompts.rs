@@ -34,9 +34,9 @@ fn a_lone_prompt_keeps_every_stage_busy() {
 /// Where nothing is answered no step has to be short, and two for each stage are on their way; where one prompt is all there is, too.
 #[test]
 fn prompts_that_leave_take_more_and_longer_steps() {
-    let tokens = |kind: SequenceKind| {
+    let tokens = |kind: SequenceKind, answer: u32| {
         let mut scenario = Scenario::new(2, 200);
-        scenario.tell(Event::Submit(new(1, 60, 4, kind)));
+        scenario.tell(Event::Submit(new(1, 60, answer, kind)));
         let admitted = scenario.ring.turn().unwrap();
         scenario.tell(admitted);
         let of = |f: &RingFrame| match f {
@@ -45,8 +45,9 @@ fn prompts_that_leave_take_more_and_longer_steps() {
         };
         scenario.ring.on_the_way.iter().filter_map(of).collect::<Vec<usize>>()
     };
-    assert_eq!(tokens(export()), [12; 4], "in which sixty tokens are through soonest");
-    assert_eq!(tokens(SequenceKind::Local), [8; 4], "no longer than answers would have them");
+    assert_eq!(tokens(export(), 4), [12; 4], "in which sixty tokens are through soonest");
+    assert_eq!(tokens(SequenceKind::Local, 4), [8; 4], "no longer than answers would have them");
+    assert_eq!(tokens(SequenceKind::Local, 1), [12; 4], "behind its first token there is no answer");
 }
 
 /// Tokens of each entry of the steps that are on their way, prompts' first.
