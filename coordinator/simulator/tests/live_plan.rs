@@ -74,6 +74,20 @@ fn a_request_alone_takes_what_profiles_say() {
     }
 }
 
+/// However many steps a prompt has, what its beginning takes it takes once.
+#[test]
+fn what_prompts_begin_with_is_in_their_first_step_alone() {
+    let adverts = swarm(1);
+    let plan = planned(&adverts);
+    for tokens in [10, 100, 2000] {
+        let first = |step: f64| {
+            let prompts = PromptSpeed { step: Seconds(step), ..PromptSpeed::default() };
+            run(&adverts, &plan, &[(0.0, tokens, 3)], &LivePlanRun { prompts, ..usual() }).traces[0].first.0
+        };
+        assert!((first(0.5) - first(0.0) - 0.5).abs() < 1e-9, "{tokens}: {} and {}", first(0.5), first(0.0));
+    }
+}
+
 /// Three times as long for each token of a prompt: what every prompt takes, and answers, are as they were.
 #[test]
 fn prompts_grow_as_they_were_measured_to() {

@@ -128,7 +128,7 @@ pub(super) struct Calibration {
     pub signed: SignedOverheads,
     /// How prompts grow with their length; none where that was not measured.
     pub growth: Option<PromptGrowth>,
-    /// What each step with a prompt in it takes more than any step does.
+    /// What a step in which a prompt begins takes more than any step does.
     pub prompt_step: Seconds,
 }
 
@@ -251,7 +251,7 @@ impl Alone {
         is_sound.then(|| PromptGrowth { tokens, live, simulated, times: times() })
     }
 
-    /// What each step of a usual prompt takes more than is simulated where it takes so much; nothing where that is not known.
+    /// What the first step of a usual prompt takes more than is simulated where it takes so much; nothing where that is not known.
     fn prompt_step(&self, simulate: impl Fn(Seconds) -> Outcome) -> Seconds {
         let Some(live) = prompts_took(&self.asked.each_ref()) else { return Seconds(0.0) };
         let took = |step: f64| self.asked[0].of(&simulate(Seconds(step)), |t| (t.first - t.prompt_start).0).at(0.5);

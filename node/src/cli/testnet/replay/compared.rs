@@ -116,7 +116,7 @@ impl ReplayComparison {
         ));
         lines.extend(self.signed());
         lines.push(format!(
-            "a step with a prompt in it takes {} more than others do beside their layers",
+            "a step in which a prompt begins takes {} more than others do beside their layers",
             time(calibration.prompt_step.0)
         ));
         lines.push(self.grown());
