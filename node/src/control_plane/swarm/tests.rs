@@ -27,7 +27,8 @@ use tsnode_protocol::{Advert, Heartbeat, Life, Secret, codec, proof::ConnectionS
 
 const SWARM: SwarmId = SwarmId([1; 16]);
 const SECRET: Secret = Secret([2; 32]);
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Who dials into a network that is just going is told so after ten seconds, and tries again some seconds later.
+const PATIENCE: Duration = Duration::from_secs(60);
 const TRANSPORTS: [&str; 2] = ["/tcp/", "/quic-v1/"];
 
 /// One peer of a scenario.
