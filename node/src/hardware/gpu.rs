@@ -154,7 +154,7 @@ pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Vec<E
     if let Some(way) = engines[0].turn(|engine| engine.gathers().map(ToString::to_string)) {
         tracing::info!(gpus = %numbers, way, "how they exchange columns");
     }
-    let room = shared.kv + ((shared.lent - shared.kv) as f64 * stored) as u64;
+    let room = shared.kv + (shared.lent.saturating_sub(shared.kv) as f64 * stored) as u64;
     // Of models that are not all there at once the parts are more.
     let memory_bytes = serves.iter().map(|served| served.memory_bytes).sum::<u64>();
     let memory_bytes = if models.len() > 1 && wanted.swaps { memory_bytes.min(room) } else { memory_bytes };

@@ -59,6 +59,12 @@ impl AskedTogether {
         let requests = (self.rounds.len() * self.at_once) as f64 / self.took.as_secs_f64().max(1e-9);
         (requests, requests * f64::from(self.answer))
     }
+
+    /// A part of each request, by rounds that lost no answer.
+    fn whole_rounds(&self, part: fn(&ComputedRequest) -> ComputedPart) -> impl Iterator<Item = Vec<ComputedPart>> {
+        let whole = self.rounds.iter().filter(|round| round.len() == self.at_once);
+        whole.map(move |round| round.iter().map(part).collect())
+    }
 }
 
 /// How many peers compute on processors that are known.
@@ -188,8 +194,7 @@ fn crowded(
     left: &[f64],
 ) -> Vec<(u32, f64)> {
     let mut times = Vec::new();
-    for round in asked.rounds.iter().filter(|round| round.len() == asked.at_once) {
-        let parts: Vec<ComputedPart> = round.iter().map(part).collect();
+    for parts in asked.whole_rounds(part) {
         let Some(threads) = places.threads_of(&parts) else { continue };
         let busy: f64 = threads.iter().zip(places.cores).map(|(threads, cores)| threads.min(*cores)).sum();
         let of_share = |part: &ComputedPart| {
@@ -212,8 +217,7 @@ fn slower(
     left: &[f64],
 ) -> Vec<(u32, f64)> {
     let mut times = Vec::new();
-    for round in asked.rounds.iter().filter(|round| round.len() == asked.at_once) {
-        let parts: Vec<ComputedPart> = round.iter().map(part).collect();
+    for parts in asked.whole_rounds(part) {
         let Some(threads) = places.side_by_side(&parts) else { continue };
         let busy = threads.iter().sum::<f64>() as u32;
         let of_alone = |part: &ComputedPart| {
