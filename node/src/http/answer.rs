@@ -3,7 +3,7 @@
 use super::{
     ApiError, ApiState,
     request::{CompletionRequest, TakenRequest},
-    respond::{AnswerHead, AnswerWriter, CompletionKind, Frame, Piece, REQUEST_ID, trace_json, usage},
+    respond::{AnswerHead, AnswerTokens, AnswerWriter, CompletionKind, Frame, Piece, REQUEST_ID, trace_json, usage},
     sse,
     tolerance::IGNORED,
 };
@@ -61,7 +61,7 @@ async fn whole(
 ) -> Result<Value, ApiError> {
     let frame = Frame::new(&taken, form, false);
     let prompt_tokens = taken.prompt_tokens(wanted.computed());
-    let (mut answers, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
+    let (mut answers, mut generated, mut cached, mut trace) = (Vec::new(), Vec::new(), 0, None);
     let (mut codecs, mut stats) = (vec![None; taken.answers.len()], taken.stats);
     for (index, mut answer) in taken.answers.into_iter().enumerate() {
         let mut writer = AnswerWriter::new(&taken.model, wanted, form, &answer);
@@ -104,7 +104,7 @@ async fn whole(
             return Err(ApiError::Failed("the answer broke off".into()));
         };
         stats.choice_finished(finish);
-        completion_tokens += writer.generated;
+        generated.push(writer.generated);
         let prompt = std::mem::take(&mut answer.prompt);
         answers.push((writer.likelihood(), piece, writer.in_vllms_form(&prompt), prompt));
     }
@@ -120,7 +120,8 @@ async fn whole(
         choices.push(choice);
     }
     let mut body = frame.envelope(choices, codecs);
-    body.insert("usage".into(), usage(prompt_tokens, cached, completion_tokens));
+    let generated: AnswerTokens = generated.into_iter().sum();
+    body.insert("usage".into(), usage(prompt_tokens, cached, generated));
     if let Some(list) = of_prompt {
         body.insert("prompt_logprobs".into(), list);
     }

@@ -59,12 +59,27 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-pub(super) fn usage(prompt: usize, cached: u32, completion: usize) -> Value {
+/// Tokens of answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct AnswerTokens {
+    pub all: usize,
+    /// Of these, within thoughts; the marks around them are not.
+    pub thoughts: usize,
+}
+
+impl std::iter::Sum for AnswerTokens {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self { all: sum.all + one.all, thoughts: sum.thoughts + one.thoughts })
+    }
+}
+
+pub(super) fn usage(prompt: usize, cached: u32, AnswerTokens { all, thoughts }: AnswerTokens) -> Value {
     json!({
         "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "completion_tokens": all,
+        "total_tokens": prompt + all,
         "prompt_tokens_details": { "cached_tokens": cached },
+        "completion_tokens_details": { "reasoning_tokens": thoughts },
     })
 }
 
@@ -113,7 +128,7 @@ pub(super) struct AnswerWriter<'m> {
     form: CompletionKind,
     logprobs: Option<u8>,
     /// Tokens so far.
-    pub generated: usize,
+    pub generated: AnswerTokens,
     /// The sum of their log-probabilities.
     likelihood: f64,
     /// Characters so far, for the offsets of the older form.
@@ -153,7 +168,7 @@ impl<'m> AnswerWriter<'m> {
             stop_tokens: wanted.ends.tokens(model),
             form,
             logprobs: wanted.sampling.logprobs.filter(|_| !hides_logprobs),
-            generated: 0,
+            generated: AnswerTokens::default(),
             likelihood: 0.0,
             offset: 0,
             echo: echo.then(|| answer.prompt.clone()),
@@ -197,7 +212,7 @@ impl<'m> AnswerWriter<'m> {
 
     /// How likely the answer is by token (nats): long ones are not held to be worse.
     pub fn likelihood(&self) -> f64 {
-        self.likelihood / self.generated.max(1) as f64
+        self.likelihood / self.generated.all.max(1) as f64
     }
 
     /// vLLM's field, where it is wanted.
@@ -234,27 +249,32 @@ impl<'m> AnswerWriter<'m> {
             return Piece::default();
         }
         let mut piece = self.open();
-        self.generated += 1;
+        let was_thinking = self.parser.is_thinking();
+        self.read(&sampled, &mut piece);
+        self.generated.thoughts += usize::from(was_thinking && self.parser.is_thinking());
+        piece
+    }
+
+    fn read(&mut self, sampled: &Sampled, piece: &mut Piece) {
+        self.generated.all += 1;
         self.likelihood += f64::from(sampled.logprob.unwrap_or(f32::MIN));
         if self.logprobs.is_some() {
-            piece.logprobs.push(self.logprob(&sampled));
+            piece.logprobs.push(self.logprob(sampled));
         }
         piece.tokens.push(sampled.token);
         if self.stop_tokens.contains(&sampled.token) && !self.include_stop {
-            return piece;
+            return;
         }
         let text = self.detokeniser.push(sampled.token);
         self.offset += text.chars().count();
-        if self.generated <= self.min_tokens {
+        if self.generated.all <= self.min_tokens {
             // Nothing ends so short an answer, nor does what begins in it.
-            self.said(&text, &mut piece);
-            return piece;
+            return self.said(&text, piece);
         }
         match self.stops.push(&text) {
-            Passed::On(text) => self.said(&text, &mut piece),
-            Passed::Stopped(text) => self.stopped(&text, &mut piece),
+            Passed::On(text) => self.said(&text, piece),
+            Passed::Stopped(text) => self.stopped(&text, piece),
         }
-        piece
     }
 
     /// What is behind the parser of a piece of text.
@@ -285,7 +305,8 @@ impl<'m> AnswerWriter<'m> {
         self.said(text, piece);
         let rest = self.parser.finish();
         self.sort(rest, piece);
-        piece.finish = Some("stop");
+        // As one that ends by itself: what it calls is to be called.
+        piece.finish = Some(self.ended);
         piece.stop = self.stops.found().map(str::to_owned);
     }
 

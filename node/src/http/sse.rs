@@ -123,7 +123,7 @@ async fn write(
                     continue;
                 }
                 // The client has it from before it came back.
-                is_known = writers[index].generated <= seen[index].tokens;
+                is_known = writers[index].generated.all <= seen[index].tokens;
                 if !is_known {
                     stats.token(index);
                 }
@@ -157,7 +157,7 @@ async fn write(
             let generated = writers.iter().map(|w| w.generated).sum();
             body["usage"] = respond::usage(prompt_tokens, cached, generated);
         }
-        let seen = writers.iter().zip(&codecs).map(|(w, codec)| SeenAnswer { tokens: w.generated, codec: *codec });
+        let seen = writers.iter().zip(&codecs).map(|(w, codec)| SeenAnswer { tokens: w.generated.all, codec: *codec });
         let event = Event::default();
         let event = if wanted.naming.reads_ids { event.id(wanted.naming.event(seen)) } else { event };
         send(event, body, events).await?;

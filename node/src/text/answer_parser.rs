@@ -44,6 +44,13 @@ impl AnswerParser {
         said
     }
 
+    /// Whether what comes next is thought, as far as is known.
+    #[must_use]
+    pub fn is_thinking(&self) -> bool {
+        let by_thoughts = self.reasoning.as_ref().is_some_and(|parser| parser.is_thinking());
+        by_thoughts || self.tools.as_ref().is_some_and(|parser| parser.is_thinking())
+    }
+
     fn both(&mut self, thought: String, content: &str) -> Vec<AnswerPart> {
         let mut said = Vec::new();
         if !thought.is_empty() {

@@ -145,6 +145,10 @@ impl ThoughtParser for ChannelParser {
         }
         (thought, answer)
     }
+
+    fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Thinking(_))
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ pub trait ThoughtParser: Send {
     fn push(&mut self, text: &str) -> (String, String);
     /// What was held back, when no more comes.
     fn finish(&mut self) -> (String, String);
+    /// Whether what comes next is thought, as far as is known.
+    fn is_thinking(&self) -> bool;
 }
 
 /// Within thoughts. Newlines at their begin are no part of them, nor those at their end.
@@ -126,6 +128,10 @@ impl ThoughtParser for ReasoningParser {
             State::Thinking(thinking) => (thinking.finish(), String::new()),
             State::Between | State::Answering => Default::default(),
         }
+    }
+
+    fn is_thinking(&self) -> bool {
+        matches!(self.0, State::Thinking(_))
     }
 }
 

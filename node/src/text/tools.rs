@@ -42,6 +42,10 @@ pub trait ToolParser: Send {
     fn push(&mut self, text: &str) -> Vec<AnswerPart>;
     /// What was held back, when no more comes.
     fn finish(&mut self) -> Vec<AnswerPart>;
+    /// Whether what comes next is thought, as far as is known: only Harmony's thoughts are the parser's of calls.
+    fn is_thinking(&self) -> bool {
+        false
+    }
 }
 
 /// How a family writes calls; named as vLLM's parsers are.

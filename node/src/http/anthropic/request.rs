@@ -29,6 +29,8 @@ const IGNORED: [&str; 9] = [
 ];
 /// Fields that say how to answer, and nothing where nothing is answered.
 const ANSWERING: [&str; 6] = ["max_tokens", "stop_sequences", "temperature", "top_p", "top_k", "stream"];
+/// What a result begins with where the tool has failed.
+const FAILED: &str = "Error: ";
 /// Fields that mean the same by the same name.
 const SAME: [&str; 3] = ["temperature", "top_p", "top_k"];
 
@@ -122,10 +124,16 @@ fn tool_result(mut block: Value, place: &str) -> Result<Value, ApiError> {
     let Some(id) = block["tool_use_id"].as_str().map(str::to_owned) else {
         return Err(refused(place, "has no 'tool_use_id'"));
     };
-    let text = match taken(&mut block, "content") {
+    let mut text = match taken(&mut block, "content") {
         Value::Null => String::new(),
         content => text_of(content, &format!("{place}.content"))?,
     };
+    match &block["is_error"] {
+        // Chat templates know no failed tools: the model reads of it.
+        Value::Bool(true) => text.insert_str(0, FAILED),
+        Value::Bool(false) | Value::Null => {}
+        _ => return Err(refused(&format!("{place}.is_error"), "must be true or false")),
+    }
     Ok(json!({ "role": "tool", "tool_call_id": id, "content": text }))
 }
 
@@ -329,6 +337,8 @@ mod tests {
                     { "type": "tool_use", "id": "t1", "name": "weather", "input": weather }] },
                 { "role": "user", "content": [
                     { "type": "tool_result", "tool_use_id": "t1", "content": [{ "type": "text", "text": "Rain" }] },
+                    { "type": "tool_result", "tool_use_id": "t2", "content": "no such city", "is_error": true },
+                    { "type": "tool_result", "tool_use_id": "t3", "is_error": false },
                     { "type": "text", "text": "And?" }] },
             ],
         }))
@@ -339,6 +349,8 @@ mod tests {
             { "role": "user", "content": "Weather?" },
             { "role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [call] },
             { "role": "tool", "tool_call_id": "t1", "content": "Rain" },
+            { "role": "tool", "tool_call_id": "t2", "content": "Error: no such city" },
+            { "role": "tool", "tool_call_id": "t3", "content": "" },
             { "role": "user", "content": "And?" },
         ]);
         assert_eq!(read.body["messages"], messages);
@@ -365,6 +377,10 @@ mod tests {
                 "messages.0.content.0' is a content block of type 'image'",
             ),
             (user(json!([{ "type": "tool_result" }])), "has no 'tool_use_id'"),
+            (
+                user(json!([{ "type": "tool_result", "tool_use_id": "t", "is_error": "yes" }])),
+                "'messages.0.content.0.is_error' must be true or false",
+            ),
             (user(json!(7)), "'messages.0.content' must be a string"),
             (user(json!([{ "type": "text" }])), "'messages.0.content.0' must have a string as 'text'"),
             (json!({ "messages": [{ "role": "user", "content": "x" }] }), "'max_tokens' is missing"),

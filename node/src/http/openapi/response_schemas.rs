@@ -124,7 +124,11 @@ fn of_models() -> Value {
         "Error": object(&["error"], json!({ "error": object(&["message", "type", "param", "code"], error) })),
         "Usage": object(
             &["prompt_tokens", "completion_tokens", "total_tokens"],
-            json!({ "prompt_tokens": count, "completion_tokens": count, "total_tokens": count }),
+            json!({
+                "prompt_tokens": count, "completion_tokens": count, "total_tokens": count,
+                "prompt_tokens_details": { "type": "object", "properties": { "cached_tokens": count } },
+                "completion_tokens_details": { "type": "object", "properties": { "reasoning_tokens": count } },
+            }),
         ),
         "Choice": object(
             &["index", "text", "finish_reason", "logprobs"],

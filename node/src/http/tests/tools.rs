@@ -71,6 +71,20 @@ async fn calls_are_apart_from_what_is_said() {
     assert_eq!(answer["choices"][0]["message"]["content"], Value::Null);
 }
 
+/// What is called is not lost with what a stop string cuts off behind it.
+#[tokio::test]
+async fn a_stop_string_behind_calls_leaves_them_calls() {
+    let says = "<tool_call>{\"name\": \"wind\", \"arguments\": {}}</tool_call>\nAnd so on";
+    let api = hermes(says).await;
+    let body = asked(json!({ "stop": [" so"] }));
+    let (_, answer) = api.post(CHAT, body.clone()).await;
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("tool_calls"), &json!(" so")), "{answer}");
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["name"], "wind");
+    let choices = api.choices(body).await;
+    assert_eq!(choices.iter().rev().find_map(|choice| choice["finish_reason"].as_str()), Some("tool_calls"));
+}
+
 #[tokio::test]
 async fn streamed_calls_come_name_first_and_add_up() {
     let api = hermes(TWO_CALLS).await;
@@ -307,6 +321,47 @@ async fn thoughts_are_apart_from_the_answer() {
         let message = &answer["choices"][0]["message"];
         assert!(message.get("reasoning").is_none() && message["content"] == "Two.", "{answer}");
     }
+}
+
+/// Of tokens that are a text's letters in its order, those between the marks of thoughts, or behind nothing where the prompt has begun
+/// them.
+fn thoughts(tokens: &Value, is_begun: bool) -> usize {
+    let texts: Vec<&str> = tokens.as_array().unwrap().iter().map(|token| token["token"].as_str().unwrap()).collect();
+    let begin = if is_begun { 0 } else { "<think>".len() };
+    let end = texts.concat().find("</think>").unwrap() + "</think>".len();
+    let ends = texts.iter().scan(0, |end, text| {
+        *end += text.len();
+        Some(*end)
+    });
+    ends.zip(&texts).filter(|(until, text)| until - text.len() >= begin && *until < end).count()
+}
+
+#[tokio::test]
+async fn tokens_of_thoughts_are_counted_among_the_answers() {
+    let template = format!("{HERMES}{{# </think> #}}");
+    for (text, is_begun) in
+        [("One and\none.\n</think>\n\nTwo.", true), ("<think>\nOne and\none.\n</think>\n\nTwo.", false)]
+    {
+        let api = Api::of(with_template(&template), GatewayReply::Say(text, End::Stop), keys(None, None)).await;
+        let mut body = json!({ "messages": hello(), "logprobs": true });
+        body["chat_template_kwargs"] = json!({ "enable_thinking": is_begun });
+        let (_, answer) = api.post(CHAT, body.clone()).await;
+        let expected = thoughts(&answer["choices"][0]["logprobs"]["content"], is_begun);
+        assert!(expected > 3, "{answer}");
+        let usage = &answer["usage"];
+        assert_eq!(usage["completion_tokens_details"], json!({ "reasoning_tokens": expected }));
+        (body["stream"], body["stream_options"]) = (json!(true), json!({ "include_usage": true }));
+        let events = api.stream(CHAT, body).await;
+        let last: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
+        assert_eq!(&last["usage"], usage);
+        if !is_begun {
+            let (_, answer) = api.post("/v1/responses", json!({ "input": "Hello" })).await;
+            assert_eq!(answer["usage"]["output_tokens_details"]["reasoning_tokens"], expected);
+        }
+    }
+    let api = hermes(TWO_CALLS).await;
+    let (_, answer) = api.post(CHAT, asked(json!({}))).await;
+    assert_eq!(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], 0);
 }
 
 /// A form is followed from the first token on, so that nothing of it is a thought though the prompt has begun one; a form that

@@ -151,6 +151,10 @@ impl ToolParser for Harmony {
         }
         std::mem::take(&mut self.said)
     }
+
+    fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Message { kind: HarmonyChannel::Thought, .. })
+    }
 }
 
 #[cfg(test)]
