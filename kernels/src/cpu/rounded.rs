@@ -107,6 +107,17 @@ pub(super) struct RowBlock {
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl RowBlock {
+    /// So many blocks of the same row on: of this, unlike of numbers of blocks, the compiler makes one address for all rows.
+    #[inline(always)]
+    pub fn after(self, layout: Layout, blocks: usize) -> Self {
+        Self {
+            bytes: self.bytes.wrapping_add(blocks * layout.numbers),
+            scale: self.scale.wrapping_add(blocks),
+            sums: self.sums.wrapping_add(blocks * layout.parts()),
+            shifts: self.shifts.wrapping_add(blocks * layout.parts()),
+        }
+    }
+
     /// Columns from `at` on.
     #[inline(always)]
     pub fn columns(self, at: usize) -> *const i8 {

@@ -9,7 +9,8 @@
 //!
 //! A loop here is a generic function that is always inlined: it gets its instructions from the function that calls it, which is one
 //! of an instruction set's folder and has them by `#[target_feature]`. There a token is made that says so: only who has these
-//! instructions can make one, so whoever holds one may use them. What an instruction set is to these loops it says in
+//! instructions can make one, so whoever holds one may use them. Closures have no part in it: what a library's function calls is not always
+//! inlined, and has none of these instructions then (`array_of!` is a loop). What an instruction set is to these loops it says in
 //! `avx2/registers.rs`, `avx512/registers.rs` and `neon/eight.rs`.
 #![allow(unsafe_code)] // Numbers are read and written where pointers say; each block says why it is sound.
 
@@ -110,6 +111,22 @@ macro_rules! instructions {
     };
 }
 pub(super) use instructions;
+
+/// What `std::array::from_fn` makes, by a loop. What closures are called by has none of the instructions of whoever calls it, and where
+/// the compiler does not inline all of it, each instruction in it is a function's call (sixteen times as slow, once).
+macro_rules! array_of {
+    ($count:expr; |$i:ident| $value:expr) => {{
+        let mut all = {
+            let $i = 0;
+            [$value; $count]
+        };
+        for $i in 1..$count {
+            all[$i] = $value;
+        }
+        all
+    }};
+}
+pub(super) use array_of;
 
 /// How numbers are stored.
 pub(super) trait StoredNumber {

@@ -1,6 +1,6 @@
 //! What AVX2, FMA and F16C are to loops that are written once for all instruction sets: eight lanes to a register.
 
-use super::super::vector::{EightLanes, Vector, instructions};
+use super::super::vector::{EightLanes, Vector, array_of, instructions};
 use std::arch::x86_64::*;
 
 /// Says that the processor has AVX2, FMA and F16C.
@@ -45,7 +45,9 @@ impl Vector for Avx2 {
 impl EightLanes for Avx2 {
     instructions! {
         fn add_up(self, lanes: [__m256; 4], sums: &mut [f32; 4]) {
-            let halves = lanes.map(|l| _mm_add_ps(_mm256_castps256_ps128(l), _mm256_extractf128_ps::<1>(l)));
+            let halves = array_of!(4; |i| {
+                _mm_add_ps(_mm256_castps256_ps128(lanes[i]), _mm256_extractf128_ps::<1>(lanes[i]))
+            });
             let (a, b) = (_mm_unpacklo_ps(halves[0], halves[1]), _mm_unpacklo_ps(halves[2], halves[3]));
             let (c, d) = (_mm_unpackhi_ps(halves[0], halves[1]), _mm_unpackhi_ps(halves[2], halves[3]));
             let even = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movelh_ps(c, d));

@@ -9,7 +9,7 @@ use super::super::{
     packed::{HALVES, Layout, Packed, WIDE, by_kind},
     quantised::{Wide, put},
     rounded::{Rounded, TILE_ROWS},
-    vector::Vector,
+    vector::{Vector, array_of},
 };
 use super::{
     packed::{everywhere, four_columns, words},
@@ -321,7 +321,7 @@ unsafe fn small<const KIND: usize>(rows: TileRows<'_>, w: Unpacked<'_>, sums: &m
     // SAFETY: a tile reads 32 bytes of sixteen rows, which have a block `b`, and 8 lines; it writes sixteen rows. Scales
     // and sums are those of the rows' block.
     unsafe {
-        let mut acc: [__m512; TILE_ROWS] = std::array::from_fn(|i| _mm512_loadu_ps(sums[i].as_ptr()));
+        let mut acc: [__m512; TILE_ROWS] = array_of!(TILE_ROWS; |i| _mm512_loadu_ps(sums[i].as_ptr()));
         for (b, scales) in w.scales.iter().enumerate() {
             let block = rows.block(layout, 0, b);
             // Two in turns, so that one may be filled while the other is read.
@@ -380,19 +380,18 @@ unsafe fn large<const KIND: usize, const T: usize>(rows: TileRows<'_>, w: Unpack
                 one_tile(x, rows.x.cols, quants, products.as_mut_ptr().cast());
             }
             let scales = _mm512_loadu_ps(scales.as_ptr());
-            let least: [__m512i; 8] = std::array::from_fn(|pair| {
-                let there = layout.least && pair < pairs;
-                if there {
-                    _mm512_load_si512(w.least.as_ptr().add(b * pairs + pair).cast())
-                } else {
-                    _mm512_setzero_si512()
+            let mut least = [_mm512_setzero_si512(); 8];
+            if layout.least {
+                for (pair, least) in least.iter_mut().enumerate().take(pairs) {
+                    *least = _mm512_load_si512(w.least.as_ptr().add(b * pairs + pair).cast());
                 }
-            });
+            }
             let steps = if layout.least { _mm512_loadu_ps(w.steps[b].as_ptr()) } else { scales };
             for (i, sums) in sums.iter_mut().enumerate() {
                 let block = rows.block(layout, i, b);
-                let [low, high] = [0, 1]
-                    .map(|digit| _mm512_loadu_si512(products[i / TILE_ROWS][digit][i % TILE_ROWS].as_ptr().cast()));
+                let [low, high] = array_of!(2; |digit| {
+                    _mm512_loadu_si512(products[i / TILE_ROWS][digit][i % TILE_ROWS].as_ptr().cast())
+                });
                 let sum = _mm512_cvtepi32_ps(_mm512_add_epi32(low, _mm512_slli_epi32::<8>(high)));
                 let scale = _mm512_set1_ps(*rows.x.scales.as_ptr().add(block));
                 let mut acc = _mm512_loadu_ps(sums.as_ptr());

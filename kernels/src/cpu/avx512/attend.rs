@@ -3,7 +3,7 @@
 
 use super::super::{
     Dtype, LANES, Matrix, avx2,
-    vector::{Bf16, F16, F32, attend},
+    vector::{Bf16, F16, F32, array_of, attend},
 };
 use super::{registers::Avx512, rows::Line, stored::Twice};
 use std::arch::x86_64::*;
@@ -80,10 +80,10 @@ impl QueryPairs<'_> {
         // four numbers for a row that exists.
         unsafe {
             let keys: [*const u8; TOKENS] =
-                std::array::from_fn(|j| self.w.bytes.as_ptr().add((t + j) * self.w.cols * S::BYTES));
+                array_of!(TOKENS; |j| self.w.bytes.as_ptr().add((t + j) * self.w.cols * S::BYTES));
             let mut acc = [[_mm512_setzero_ps(); TOKENS]; P];
             for group in 0..self.groups {
-                let k: [__m512; TOKENS] = std::array::from_fn(|j| S::twice(keys[j].add(group * LANES * S::BYTES)));
+                let k: [__m512; TOKENS] = array_of!(TOKENS; |j| S::twice(keys[j].add(group * LANES * S::BYTES)));
                 for (i, acc) in acc.iter_mut().enumerate() {
                     let q = self.lines.get_unchecked((p + i) * self.groups + group).load();
                     for (acc, k) in acc.iter_mut().zip(k) {

@@ -3,7 +3,7 @@
 
 use super::super::{
     Dtype, KEYS, LANES, Matrix,
-    vector::{F32, attend::channels},
+    vector::{F32, array_of, attend::channels},
 };
 use super::registers::Avx512;
 use std::arch::x86_64::*;
@@ -113,7 +113,7 @@ impl<const Q: usize> Lane<Q> {
             let mut sums = [[_mm512_setzero_ps(); C]; Q];
             for channel in (j..self.dim).step_by(LANES) {
                 let at = self.keys.add(channel * KEYS);
-                let keys: [__m512; C] = std::array::from_fn(|c| _mm512_loadu_ps(at.add(c * self.dim * KEYS)));
+                let keys: [__m512; C] = array_of!(C; |c| _mm512_loadu_ps(at.add(c * self.dim * KEYS)));
                 for (sums, q) in sums.iter_mut().zip(self.q) {
                     let q = _mm512_set1_ps(*q.add(channel));
                     for (sum, key) in sums.iter_mut().zip(keys) {

@@ -9,7 +9,7 @@ use super::super::{
     dense::{self, DenseFormats, Outputs},
     team::Team,
     vector::{
-        F16, F32,
+        F16, F32, array_of,
         dense::{LINE, Prefetch},
     },
 };
@@ -192,7 +192,7 @@ impl Panel<'_> {
         // reads a whole group of `columns`, or through `rest_of` what is left of one.
         unsafe {
             let ws: [*const u8; C] =
-                std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + columns.start) * M::BYTES));
+                array_of!(C; |j| w.bytes.as_ptr().add(((o + j) * w.cols + columns.start) * M::BYTES));
             let mut acc = [[_mm512_setzero_ps(); C]; P];
             if depth > 0 {
                 for (i, acc) in acc.iter_mut().enumerate() {
@@ -218,8 +218,7 @@ impl Panel<'_> {
                 g += 1;
             }
             if rest > 0 {
-                let wk: [M::Weights; C] =
-                    std::array::from_fn(|j| rest_of::<M>(ws[j].add(whole * group * M::BYTES), rest));
+                let wk: [M::Weights; C] = array_of!(C; |j| rest_of::<M>(ws[j].add(whole * group * M::BYTES), rest));
                 for (i, acc) in acc.iter_mut().enumerate() {
                     let x = x.add((whole * P + i) * lines);
                     for (acc, wk) in acc.iter_mut().zip(wk) {
@@ -283,7 +282,7 @@ unsafe fn go_on<M: Multiplied, const P: usize, const C: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let wk: [M::Weights; C] = std::array::from_fn(|j| M::weights(ws[j].add(group * M::FORM.columns() * M::BYTES)));
+        let wk: [M::Weights; C] = array_of!(C; |j| M::weights(ws[j].add(group * M::FORM.columns() * M::BYTES)));
         for (i, acc) in acc.iter_mut().enumerate() {
             let x = x.add((group * P + i) * M::FORM.lines());
             for (acc, wk) in acc.iter_mut().zip(wk) {

@@ -1,6 +1,6 @@
 //! Attention: scores of short rows, whole in one go, and mixtures of values.
 
-use super::{Bf16, EightLanes, F16, F32, StoredNumber, Vector};
+use super::{Bf16, EightLanes, F16, F32, StoredNumber, Vector, array_of};
 use crate::cpu::{Dtype, LANES, Lanes, Matrix, plain};
 
 /// See [`plain::reduce_all`].
@@ -91,11 +91,11 @@ unsafe fn four_scores<V: EightLanes, S: StoredNumber, const R: usize>(
 ) {
     // SAFETY: loads read eight numbers at `k + 8 <= cols` of rows and outputs that exist; stores are of four that exist.
     unsafe {
-        let xs: [*const f32; R] = std::array::from_fn(|i| x.as_ptr().add((r + i) * w.cols));
-        let ws: [*const u8; 4] = std::array::from_fn(|j| w.bytes.as_ptr().add((o + j) * w.cols * S::BYTES));
+        let xs: [*const f32; R] = array_of!(R; |i| x.as_ptr().add((r + i) * w.cols));
+        let ws: [*const u8; 4] = array_of!(4; |j| w.bytes.as_ptr().add((o + j) * w.cols * S::BYTES));
         let mut sums = [[by.all(0.0); 4]; R];
         for k in (0..w.cols).step_by(LANES) {
-            let wk: [V::Numbers; 4] = std::array::from_fn(|j| S::load(by, ws[j].add(k * S::BYTES)));
+            let wk: [V::Numbers; 4] = array_of!(4; |j| S::load(by, ws[j].add(k * S::BYTES)));
             for (sums, x) in sums.iter_mut().zip(xs) {
                 let xk = by.load(x.add(k));
                 for (sum, w) in sums.iter_mut().zip(wk) {
@@ -216,7 +216,7 @@ unsafe fn mix<V: Vector, S: StoredNumber, const R: usize, const C: usize>(
         }
         for t in 0..v.rows {
             let at = v.bytes.as_ptr().add((t * v.cols + d) * S::BYTES);
-            let values: [V::Numbers; C] = std::array::from_fn(|j| S::load(by, at.add(V::COUNT * j * S::BYTES)));
+            let values: [V::Numbers; C] = array_of!(C; |j| S::load(by, at.add(V::COUNT * j * S::BYTES)));
             for (i, sums) in sums.iter_mut().enumerate() {
                 let p = by.all(*p.as_ptr().add((r + i) * stride + t));
                 for (sum, value) in sums.iter_mut().zip(values) {

@@ -1,6 +1,6 @@
 //! Dense products: tiles of rows by outputs whose lanes, and what is multiplied, fill the registers.
 
-use super::{EightLanes, F16, F32, StoredNumber};
+use super::{EightLanes, F16, F32, StoredNumber, array_of};
 use crate::cpu::{
     Dtype, Lanes,
     dense::{Block, RowElement},
@@ -158,9 +158,9 @@ unsafe fn tile<V: EightLanes, M: Multiplied<V>, const R: usize, const C: usize>(
     let at = |i: usize, j: usize| (r + i) * w.rows + o + j;
     // SAFETY: loads read a group of numbers at `k + GROUP <= len` behind `from` of rows and outputs that exist.
     unsafe {
-        let xs: [*const M::Number; R] = std::array::from_fn(|i| x.as_ptr().add((r + i) * w.cols + from));
-        let ws: [*const u8; C] = std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + from) * M::BYTES));
-        let mut sums: [[V::Numbers; C]; R] = std::array::from_fn(|i| std::array::from_fn(|j| by.lanes(&acc[at(i, j)])));
+        let xs: [*const M::Number; R] = array_of!(R; |i| x.as_ptr().add((r + i) * w.cols + from));
+        let ws: [*const u8; C] = array_of!(C; |j| w.bytes.as_ptr().add(((o + j) * w.cols + from) * M::BYTES));
+        let mut sums = array_of!(R; |i| array_of!(C; |j| by.lanes(&acc[at(i, j)])));
         let group = M::Number::GROUP;
         let (line, mut k) = (LINE / M::BYTES, 0);
         for Prefetch { lines, further } in Prefetch::all(len / line, C * w.cols * M::BYTES) {
@@ -200,7 +200,7 @@ unsafe fn go_on<V: EightLanes, M: Multiplied<V>, const R: usize, const C: usize>
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let wk: [M::Group; C] = std::array::from_fn(|j| M::weights(by, ws[j].add(k * M::BYTES)));
+        let wk: [M::Group; C] = array_of!(C; |j| M::weights(by, ws[j].add(k * M::BYTES)));
         for i in 0..R {
             let xk = M::row(by, xs[i].add(k));
             for j in 0..C {

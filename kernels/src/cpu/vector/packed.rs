@@ -1,6 +1,6 @@
 //! Products of rounded rows with packed matrices: sixteen outputs of some rows, a block of columns after the other.
 
-use super::Vector;
+use super::{Vector, array_of};
 use crate::{
     cpu::{
         packed::{HALVES, Layout, Packed, WIDE},
@@ -112,11 +112,10 @@ unsafe fn group<const KIND: usize, const R: usize, const A: usize, const H: usiz
     for first in (0..WIDE).step_by(A * V::COUNT) {
         // SAFETY: each chunk is a whole block, and every row of `x` has that block; a row of `out` is sixteen numbers.
         unsafe {
-            let mut acc: [[V::Numbers; R]; A] = std::array::from_fn(|a| {
-                std::array::from_fn(|i| by.load(out[r + i].as_ptr().add(first + a * V::COUNT)))
-            });
-            for (b, block) in (part.from..).zip(bytes.chunks_exact(layout.block())) {
-                let rows: [RowBlock; R] = std::array::from_fn(|i| x.block(layout, (part.first + r + i) * per_row + b));
+            let mut acc = array_of!(A; |a| array_of!(R; |i| by.load(out[r + i].as_ptr().add(first + a * V::COUNT))));
+            let first_blocks = array_of!(R; |i| x.block(layout, (part.first + r + i) * per_row + part.from));
+            for (b, block) in bytes.chunks_exact(layout.block()).enumerate() {
+                let rows = array_of!(R; |i| first_blocks[i].after(layout, b));
                 for a in (0..A).step_by(H) {
                     let from = first + a * V::COUNT;
                     let whole = way.whole::<KIND, R, H>(by, block.as_ptr(), from, &rows);

@@ -329,8 +329,8 @@ fn unpacked<V: Packs<N>, S: StoreNumbers, const N: usize>(
             }
             for t in rows.clone() {
                 let at = codes.as_ptr().add(t / 2 * form.dim);
-                let runs = strip.runs.map(|c| _mm_loadu_si128(at.add(c).cast()));
-                let both = _mm256_set_m128i(runs[1], runs[0]);
+                let run = |c: usize| _mm_loadu_si128(at.add(c).cast());
+                let both = _mm256_set_m128i(run(strip.runs[1]), run(strip.runs[0]));
                 let mut x = if t % 2 == 0 { by.half_codes::<false>(both) } else { by.half_codes::<true>(both) };
                 for (x, [step, shift]) in x.iter_mut().zip(&wide) {
                     *x = by.multiply_add(*x, *step, *shift);
