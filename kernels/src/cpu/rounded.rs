@@ -107,7 +107,8 @@ pub(super) struct RowBlock {
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl RowBlock {
-    /// So many blocks of the same row on: of this, unlike of numbers of blocks, the compiler makes one address for all rows.
+    /// The block so many further on in the same row. Reached so, the blocks of all rows have one index in the compiler's hands; reached by
+    /// [`Rounded::block`] each row has its own, which it computes anew for every block.
     #[inline(always)]
     pub fn after(self, layout: Layout, blocks: usize) -> Self {
         Self {

@@ -9,9 +9,9 @@
 //!
 //! A loop here is a generic function that is always inlined: it gets its instructions from the function that calls it, which is one
 //! of an instruction set's folder and has them by `#[target_feature]`. There a token is made that says so: only who has these
-//! instructions can make one, so whoever holds one may use them. Closures have no part in it: what a library's function calls is not always
-//! inlined, and has none of these instructions then (`array_of!` is a loop). What an instruction set is to these loops it says in
-//! `avx2/registers.rs`, `avx512/registers.rs` and `neon/eight.rs`.
+//! instructions can make one, so whoever holds one may use them. Closures have no part in it: what a library's function calls is
+//! not always inlined, and has none of these instructions then (`array_of!` is a loop). What an instruction set is to these loops it
+//! says in `avx2/registers.rs`, `avx512/registers.rs` and `neon/eight.rs`.
 #![allow(unsafe_code)] // Numbers are read and written where pointers say; each block says why it is sound.
 
 pub(super) mod attend;
